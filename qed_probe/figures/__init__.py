@@ -1,0 +1,1 @@
+"""See what happens inside the memory of delta-rule linear attention."""

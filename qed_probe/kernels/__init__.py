@@ -1,0 +1,29 @@
+"""The recurrence of the delta-rule family: the oracle, the chunked form, and what is recorded on the way.
+
+Shapes everywhere: B rows (1 when sequences are packed), T tokens, H value heads, Hk key heads, K key channels, V value channels,
+M edits a token, P probes, N sequences.
+"""
+
+from qed_probe.kernels.chunked import Read, recurrence
+from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, edits
+from qed_probe.kernels.packing import MARK, mark_tokens
+from qed_probe.kernels.records import Observation, records, run
+from qed_probe.kernels.reference import Reference, reference
+
+__all__ = [
+    "MARK",
+    "MIXERS",
+    "Direction",
+    "Edits",
+    "Mixer",
+    "Observation",
+    "Read",
+    "Reference",
+    "Tokens",
+    "edits",
+    "mark_tokens",
+    "records",
+    "recurrence",
+    "reference",
+    "run",
+]

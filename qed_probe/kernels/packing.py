@@ -1,0 +1,91 @@
+"""Packed sequences laid out as a grid of equal chunks, the last chunk of each sequence padded with tokens that change nothing."""
+
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qed_probe.errors import InputError
+
+MARK = 64
+"""The state's norm is recorded at tokens 63, 127, … of each sequence and at its last one."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the tokens of N packed sequences lie in ``chunks`` chunks of ``size`` tokens.
+
+    ``slot`` ``[tokens]`` is each token's place in the grid, None where the grid is the packing itself. ``order`` lists the sequences
+    by falling length, so that those still running at any step of the scan come first; ``steps[c]`` picks the chunk that each of
+    them is at, ``back`` brings what was gathered step by step into the order of the chunks, and ``marks`` picks the chunks that end
+    at a mark.
+    """
+
+    size: int
+    chunks: int
+    slot: Tensor | None
+    order: Tensor
+    steps: list[Tensor | slice]
+    back: Tensor
+    marks: Tensor
+
+    def fill(self, x: Tensor) -> Tensor:
+        """``[tokens, H, ...]`` to ``[chunks, H, size, ...]``, zeros where there is no token."""
+        if self.slot is not None:
+            x = x.new_zeros(self.chunks * self.size, *x.shape[1:]).index_copy(0, self.slot, x)
+        return x.view(self.chunks, self.size, *x.shape[1:]).transpose(1, 2)
+
+    def take(self, x: Tensor) -> Tensor:
+        """``[chunks, H, size, ...]`` back to ``[tokens, H, ...]``."""
+        x = x.transpose(1, 2).reshape(self.chunks * self.size, x.shape[1], *x.shape[3:])
+        return x if self.slot is None else x[self.slot]
+
+
+def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]:
+    """The boundaries of the packed sequences, ``rows`` equal ones where ``cu_seqlens`` is None.
+
+    Raises InputError if ``cu_seqlens`` is not a rising list of integers from 0 to ``length``, or comes with more than one row.
+    """
+    if cu_seqlens is None:
+        return tuple(range(0, rows * length + 1, length)) if length else (0,) * (rows + 1)
+    ends = tuple(cu_seqlens.tolist())
+    if rows != 1:
+        raise InputError(f"cu_seqlens: expected one packed row [1, T, ...], found {rows} rows")
+    integral = not (cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool)
+    rising = all(a <= b for a, b in itertools.pairwise(ends))
+    if not (integral and len(ends) > 1 and ends[0] == 0 and ends[-1] == length and rising):
+        raise InputError(f"cu_seqlens: expected integers rising from 0 to {length}, found {list(ends)[:8]}")
+    return ends
+
+
+@lru_cache(maxsize=64)
+def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
+    """Lay packed sequences with these boundaries out in chunks of ``size`` tokens."""
+    lengths = torch.tensor(ends).diff()
+    counts = -(-lengths // size)
+    first = counts.cumsum(0) - counts
+    chunks = int(counts.sum())
+    slot = None
+    if chunks * size != ends[-1]:
+        sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        slot = (first[sequence] * size + torch.arange(ends[-1]) - torch.tensor(ends)[sequence]).to(device)
+    order = torch.argsort(counts, descending=True, stable=True)
+    falling = counts[order]
+    steps = [first[order[: int((falling > step).sum())]] + step for step in range(int(counts.max()))]
+    back = torch.argsort(torch.cat([*steps, first[:0]]))
+    even = int(falling[-1]) == len(steps)
+    of_chunk = torch.repeat_interleave(torch.arange(len(lengths)), counts)
+    within = torch.arange(chunks) - first[of_chunk]
+    marked = (((within + 1) * size) % MARK == 0) | (within + 1 == counts[of_chunk])
+    # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
+    picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
+    return Grid(size, chunks, slot, order.to(device), picks, back.to(device), marked.nonzero()[:, 0].to(device))
+
+
+def mark_tokens(ends: tuple[int, ...]) -> list[int]:
+    """The packed index of every mark: tokens 63, 127, … of each sequence, and its last."""
+    return [
+        min(start + MARK * (i + 1), end) - 1 for start, end in itertools.pairwise(ends) for i in range(-(-(end - start) // MARK))
+    ]
