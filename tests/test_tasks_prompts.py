@@ -1,0 +1,152 @@
+"""Prompts from files: what is read, and what is refused with its place."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qed_probe.errors import InputError
+from qed_probe.tasks import Prompt, check_vocabulary, file_prompts, open_ids, text_prompts, token_prompts
+
+
+class Utf8:
+    """Bytes as ids, written out here so that these tests need no model."""
+
+    def encode(self, text: str, /) -> NDArray[np.int64]:
+        return np.array(list(text.encode()), np.int64)
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def saved(path: Path, array: object) -> Path:
+    np.save(path, np.asarray(array), allow_pickle=True)
+    return path
+
+
+def ids(prompts: list[Prompt]) -> list[list[int]]:
+    return [prompt.tokens.tolist() for prompt in prompts]
+
+
+def test_texts_become_int64_ids() -> None:
+    prompts = text_prompts(["ab", "é"], Utf8())
+    assert ids(prompts) == [[97, 98], [0xC3, 0xA9]]
+    assert all(prompt.tokens.dtype == np.int64 for prompt in prompts)
+
+
+def test_a_prompt_a_line_and_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    content = "\N{BYTE ORDER MARK}one\r\ntwo\u2028still two\nthree".encode()
+    prompts = file_prompts(write(tmp_path / "p.txt", content), Utf8())
+    assert [bytes(p.tokens.astype(np.uint8)).decode() for p in prompts] == ["one", "two\u2028still two", "three"]
+    assert ids(file_prompts(write(tmp_path / "q.txt", b"a\nb\n"), Utf8())) == [[97], [98]]
+
+
+def test_jsonl_holds_texts_and_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", b'{"text": "a\\nb", "source": 1}\n{"tokens": [5, 300, 0]}\n')
+    assert ids(file_prompts(path, Utf8())) == [[97, 10, 98], [5, 300, 0]]
+
+
+def test_ids_in_jsonl_need_no_tokenizer(tmp_path: Path) -> None:
+    assert ids(file_prompts(write(tmp_path / "p.jsonl", b'{"tokens": [1, 2]}'), None)) == [[1, 2]]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i4", ">i4", "i8", "u2"])
+def test_arrays_of_ids(tmp_path: Path, dtype: str) -> None:
+    assert ids(token_prompts(saved(tmp_path / "a.npy", np.array([3, 1, 4], dtype)), 5)) == [[3, 1, 4]]
+    rows = np.asfortranarray(np.array([[3, 1, 4], [1, 0, 2]], dtype))
+    assert ids(token_prompts(saved(tmp_path / "b.npy", rows), 5)) == [[3, 1, 4], [1, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("p.txt", b"", "none in .*p.txt"),
+        ("p.txt", b"one\n\nthree\n", "empty prompt in .*p.txt, line 2"),
+        ("p.txt", b"one\n\n", "empty prompt in .*p.txt, line 2"),
+        ("p.txt", b"one\ntwo \xff\n", "byte 0xff in .*p.txt, line 2"),
+        ("p.jsonl", b'{"text": "a"}\nhello\n', "no JSON in .*p.jsonl, line 2"),
+        ("p.jsonl", b'{"text": "a"}\n\n', "no JSON in .*p.jsonl, line 2"),
+        ("p.jsonl", b"[" * 100_000, "no JSON in .*p.jsonl, line 1"),
+        ("p.jsonl", b'{"prompt": "a"}', 'found {"prompt": "a"} in .*p.jsonl, line 1'),
+        ("p.jsonl", b'["text"]', "line 1"),
+        ("p.jsonl", b'{"text": 5}', 'found {"text": 5} in .*line 1'),
+        ("p.jsonl", b'{"text": "a", "tokens": [1]}', "both in .*line 1"),
+        ("p.jsonl", b'{"text": ""}', "empty prompt in .*line 1"),
+        ("p.jsonl", b'{"tokens": []}', "empty prompt in .*line 1"),
+        ("p.jsonl", b'{"tokens": [1, 2.0]}', "found 2.0 at token 1 in .*line 1"),
+        ("p.jsonl", b'{"tokens": [true]}', "found true at token 0 in .*line 1"),
+        ("p.jsonl", b'{"tokens": [1, -1]}', "found -1 at token 1 in .*line 1"),
+        ("p.jsonl", b'{"tokens": [9223372036854775808]}', "found 9223372036854775808 at token 0"),
+        ("p.jsonl", b'{"tokens": "12"}', "line 1"),
+        ("p.jsonl", b'{"text": "\\ud800"}', "lone surrogate in .*line 1"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    with pytest.raises(InputError, match=words) as raised:
+        file_prompts(write(tmp_path / name, content), Utf8())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        ([1.0, 2.0], "float64"),
+        ([True], "bool"),
+        (3, r"shape \(\)"),
+        ([[[1]]], r"shape \(1, 1, 1\)"),
+        ([], "float64"),
+        (np.zeros(0, np.int64), "none in"),
+        (np.zeros((3, 0), np.int64), "none in"),
+        (np.array([1, "a"], object), "Python objects"),
+        ([4, 5], "from 0 to 4.*found 5 in prompt 1, token 1"),
+        ([[0, 0], [0, -1]], "found -1 in prompt 2, token 1"),
+        (np.array([2**64 - 1], np.uint64), "prompt 1, token 0"),
+    ],
+)
+def test_a_bad_array_is_refused(tmp_path: Path, array: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        token_prompts(saved(tmp_path / "a.npy", array), 5)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{", b"\x80\x04K\x01."])
+def test_a_file_that_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InputError, match=r"a\.npy"):
+        open_ids(write(tmp_path / "a.npy", content))
+
+
+def test_a_truncated_array_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.npy", np.arange(1000))
+    write(path, path.read_bytes()[:500])
+    with pytest.raises(InputError, match=r"a\.npy"):
+        token_prompts(path, 1000)
+
+
+@pytest.mark.parametrize("read", [lambda path: file_prompts(path, Utf8()), lambda path: token_prompts(path, 5)])
+def test_missing_files_and_directories_are_named(tmp_path: Path, read: Callable[[Path], list[Prompt]]) -> None:
+    with pytest.raises(InputError, match=r"absent.*no such file"):
+        read(tmp_path / "absent")
+    with pytest.raises(InputError, match="is a directory"):
+        read(tmp_path)
+
+
+def test_text_needs_a_text_and_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one prompt"):
+        text_prompts([], Utf8())
+    with pytest.raises(InputError, match="empty prompt in text 2"):
+        text_prompts(["a", ""], Utf8())
+    with pytest.raises(InputError, match="lone surrogate in text 1"):
+        text_prompts(["\udcff"], Utf8())
+    with pytest.raises(InputError, match=r"no tokenizer.*line 1"):
+        file_prompts(write(tmp_path / "p.jsonl", json.dumps({"text": "a"}).encode()), None)
+
+
+def test_ids_beyond_the_vocabulary_are_named() -> None:
+    prompts = [Prompt(np.array([0, 1])), Prompt(np.array([0, 7]))]
+    check_vocabulary(prompts, 8)
+    with pytest.raises(InputError, match=r"from 0 to 6.*found 7 in prompt 2, token 1"):
+        check_vocabulary(prompts, 7)
