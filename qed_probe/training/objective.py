@@ -1,0 +1,68 @@
+"""What a step reads and what it minimises."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from qed_probe.errors import InputError
+from qed_probe.models.language import LanguageModel
+from qed_probe.tasks.niah import DIGITS, niah_prompts, niah_tokens
+from qed_probe.training.recipes import Recipe
+
+
+def batch(recipe: Recipe, seed: int, step: int, ids: NDArray[np.integer] | None, vocab_size: int) -> Tensor:
+    """The tokens of one step, int64 ``[batch, length]``: a function of recipe, seed, step and file alone.
+
+    Windows of ``ids`` ``[tokens]`` start anywhere with equal chance. Raises InputError for an id outside ``[0, vocab_size)``.
+    """
+    if ids is None:
+        return torch.from_numpy(niah_tokens(recipe.length, range(step * recipe.batch, (step + 1) * recipe.batch), seed))
+    starts = np.random.default_rng((seed, step)).integers(len(ids) - recipe.length + 1, size=recipe.batch)
+    rows = np.stack([ids[start : start + recipe.length].astype(np.int64) for start in starts])
+    outside = np.argwhere((rows < 0) | (rows >= vocab_size))
+    if len(outside):
+        row, column = outside[0]
+        where = f"at token {starts[row] + column} of the token file"
+        raise InputError(
+            f"expected token ids from 0 to {vocab_size - 1}, the model's vocabulary; found {rows[row, column]} {where}"
+        )
+    return torch.from_numpy(rows)
+
+
+def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, Tensor]:
+    """The loss to minimise and its parts over ``tokens`` ``[B, T]``, in nats a token, and for ``niah`` the batch's accuracy."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+        logits = model.logits(model(tokens)[:, :-1]).float()
+    targets = tokens[:, 1:]
+    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    language = nll.mean()
+    if recipe.task == "tokens":
+        return {"loss": language}
+    answer = nll[:, -DIGITS:].mean()
+    right = solved(logits[:, -DIGITS:], targets[:, -DIGITS:]).float().mean()
+    return {"loss": recipe.lm_weight * language + answer, "lm_loss": language, "answer_loss": answer, "accuracy": right}
+
+
+def solved(logits: Tensor, answer: Tensor) -> Tensor:
+    """Whether greedy decoding gives the whole answer, ``[B]`` bool, from one pass over prompt and answer, ``[B, n, vocab]``.
+
+    Decoding is fed its own tokens instead of the answer's, but these are the same up to its first mistake, and after that the
+    answer is wrong either way.
+    """
+    return (logits.argmax(-1) == answer).all(-1)
+
+
+@torch.inference_mode()
+def evaluate_niah(model: LanguageModel, length: int, samples: int, seed: int, batch: int = 64) -> float:
+    """The share of fresh needle prompts whose seven digits greedy decoding gets right, ``batch`` prompts at a time.
+
+    Raises InputError as ``niah_prompts`` does.
+    """
+    tokens = torch.from_numpy(np.stack([prompt.tokens for prompt in niah_prompts(length, samples, seed)]))
+    right = 0
+    for part in torch.split(tokens.to(model.embed.weight.device), batch):
+        logits = model.logits(model(part)[:, -DIGITS - 1 : -1])
+        right += int(solved(logits, part[:, -DIGITS:]).sum())
+    return right / samples
