@@ -1,9 +1,9 @@
 """Every variable of a trace store, once: the table that the writer, the reader and the tests share.
 
-A store is one zarr v3 group. All prompts are packed one after another along ``token`` without padding; ``boundary`` has one entry
-more than ``prompt``. Tokens come in blocks of ``block_tokens`` (an attribute): every variable along ``token`` is chunked by the block,
-and ``done`` says of each block whether all of it is there. The groups ``inputs`` and ``states`` are optional and carry the coordinates
-again.
+A store is one zarr v3 group. All prompts are packed one after another along ``token`` without padding; ``boundary`` has one
+entry more than ``prompt``. Tokens come in blocks of ``block_tokens`` (an attribute): every variable along ``token`` is chunked by
+the block, and ``done`` says of each block whether all of it is there. The groups ``inputs`` and ``states`` are optional and carry
+the coordinates again.
 """
 
 from collections.abc import Mapping
@@ -162,7 +162,7 @@ def variable(key: str, *, vectors: str = "float16", edit_inputs: bool = False) -
 
 
 def chunks(row: Variable, sizes: Mapping[str, int], block: int) -> tuple[int, ...]:
-    """Chunk shape: a block of tokens, whole along heads and channels; one layer at a time where all layers would make it large."""
+    """Chunk shape: a block of tokens, whole along heads and channels; one layer at a time where all would be large."""
     most = {"token": block, "block": 1, "snapshot": 1, "prompt": 4096, "mark": 4096, "boundary": 4096}
     if {"key", "value", "mark"} & set(row.dims):
         most["layer"] = 1
