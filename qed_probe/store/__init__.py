@@ -1,1 +1,1 @@
-"""See what happens inside the memory of delta-rule linear attention."""
+"""The trace store: its schema, the writer that survives a kill, the reader that never passes a part for the whole."""

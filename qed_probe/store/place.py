@@ -1,0 +1,83 @@
+"""Where a store lies on disk: is it one, who writes it, and how a new one takes the place of an old one.
+
+Beside ``NAME`` there may be hidden siblings: ``.NAME.lock`` while somebody writes, ``.NAME.tmp`` while a store is being laid out,
+``.NAME.new`` until a replacement is complete and ``.NAME.old`` while it is put in place.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+from qed_probe.errors import StoreError
+
+
+def sibling(path: Path, kind: str) -> Path:
+    """The hidden neighbour ``.NAME.kind``."""
+    return path.with_name(f".{path.name}.{kind}")
+
+
+def stored_attrs(path: Path) -> dict[str, object]:
+    """The attributes of the store at ``path``, read from its metadata alone.
+
+    Raises StoreError if there is nothing, or something that qed-probe did not write.
+    """
+    if not path.exists():
+        raise StoreError(f"{path}: expected a qed-probe store, found nothing there")
+    try:
+        attrs = json.loads((path / "zarr.json").read_text())["attributes"]
+        known = isinstance(attrs["qed_probe_schema"], int)
+    except (OSError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise StoreError(
+            f"{path}: expected a qed-probe store (a zarr v3 group with attribute qed_probe_schema), found something else"
+        )
+    return dict(attrs)
+
+
+def lock(path: Path) -> int:
+    """Become the only writer of ``path`` and return what ``unlock`` needs; the system frees the lock of a killed process.
+
+    Raises StoreError if somebody else is writing it.
+    """
+    name = sibling(path, "lock")
+    while True:
+        held = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise StoreError(f"{path}: expected to be its only writer, found another process that is writing it") from None
+        # The file may have been removed by its last holder between open and flock: then this lock is on nothing.
+        if name.exists() and os.path.samestat(os.stat(name), os.fstat(held)):
+            return held
+        os.close(held)
+
+
+def unlock(path: Path, held: int) -> None:
+    """Remove the lock file, then let go."""
+    sibling(path, "lock").unlink(missing_ok=True)
+    os.close(held)
+
+
+def restore(path: Path) -> None:
+    """Undo a replacement that was stopped between its two renames."""
+    old = sibling(path, "old")
+    if old.exists() and not path.exists():
+        old.rename(path)
+
+
+def sweep(path: Path) -> None:
+    """Remove what stopped writers left beside ``path``."""
+    for kind in ("tmp", "new", "old"):
+        if sibling(path, kind).exists():
+            shutil.rmtree(sibling(path, kind))
+
+
+def replace(path: Path) -> None:
+    """Put the complete ``.NAME.new`` in the place of ``NAME``; at every moment one of them is whole."""
+    path.rename(sibling(path, "old"))
+    sibling(path, "new").rename(path)
+    shutil.rmtree(sibling(path, "old"))

@@ -1,0 +1,114 @@
+"""Open stores as plain xarray, several as one, with everything masked that is not complete."""
+
+import os
+import warnings
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from qed_probe.errors import StoreError
+from qed_probe.store import place, schema
+
+
+class IncompleteStoreWarning(UserWarning):
+    """The store was not finished: part of it reads as NaN."""
+
+
+def open(*paths: str | Path) -> xr.Dataset:
+    """Open trace stores of one checkpoint, lazily, as one Dataset.
+
+    Later stores follow along ``token``, ``prompt``, ``mark`` and ``boundary``. The coordinate ``complete(token)`` and the
+    attribute ``complete`` say what is there: where a block is not, records are NaN and texts empty, as are marks in it and
+    outcomes of prompts that reach into it. Warns with IncompleteStoreWarning. Raises StoreError for a path that is no store or
+    needs a newer qed-probe, and for stores that do not belong together.
+    """
+    if not paths:
+        raise StoreError("expected at least one store to open, found none")
+    stores = [*map(_open, map(Path, paths))]
+    for path, ds in zip(paths[1:], stores[1:], strict=True):
+        _check_together(stores[0], ds, f"{paths[0]} and {path}")
+    return stores[0] if len(stores) == 1 else _join(stores)
+
+
+def open_inputs(path: str | Path) -> xr.Dataset:
+    """Open the ``inputs`` of a store, lazily: what recomputes every record without the model. Raises StoreError as ``open``."""
+    return _open(Path(path), "inputs")
+
+
+def open_states(path: str | Path) -> xr.Dataset:
+    """Open the ``states`` of a store, lazily: ``state(layer, snapshot, head, key, value)``. Raises StoreError as ``open``."""
+    return _open(Path(path), "states")
+
+
+def _open(path: Path, group: str = "") -> xr.Dataset:
+    attrs = place.stored_attrs(path)
+    version = attrs["qed_probe_schema"]
+    if version != schema.SCHEMA_VERSION:
+        raise StoreError(f"{path}: expected schema version {schema.SCHEMA_VERSION}, found {version}; a newer qed-probe reads it")
+    if group and not (path / group).is_dir():
+        option = {"inputs": "--save-inputs", "states": "--state-at"}[group]
+        raise StoreError(f"{path}: expected group {group}, found none; trace with {option}")
+    # An absolute path: xarray would take "a:b" for a URL.
+    root: xr.Dataset = xr.open_zarr(os.path.abspath(path), chunks={}, consolidated=True)
+    ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks={}, consolidated=True) if group else root
+    complete = np.repeat(root["done"].values.astype(bool), int(root.attrs["block_tokens"]))[: root.sizes["token"]]
+    if not complete.all():
+        ds = _mask(ds, group, complete)
+        kept = f"{complete.sum()} of {len(complete)} tokens are complete, the others read as NaN"
+        warnings.warn(f"{path}: {kept}; --resume finishes it", IncompleteStoreWarning, stacklevel=3)
+    ds = ds.assign_coords(complete=("token", complete)).drop_vars("done", errors="ignore")
+    return ds.assign_attrs(complete=bool(complete.all()))
+
+
+def _mask(ds: xr.Dataset, group: str, complete: np.ndarray) -> xr.Dataset:
+    counted = np.concatenate([[0], np.cumsum(complete)])[ds["cu_seqlens"].values]
+    keep = {
+        "token": complete,
+        "mark": complete[ds["mark_token"].values],
+        "prompt": np.diff(counted) == np.diff(ds["cu_seqlens"].values),
+        "snapshot": complete[ds["snapshot_token"].values] if "snapshot_token" in ds.coords else complete[:0],
+    }
+    masked: dict[Hashable, xr.DataArray] = {}
+    for name, array in ds.variables.items():
+        row = schema.VARIABLES.get(f"{group}/{name}" if group else str(name))
+        dim = next((dim for dim in array.dims if dim in keep), None)
+        if row is not None and not row.static and dim is not None:
+            fill = row.fill if row.dtype == "str" else array.dtype.type(row.fill)
+            masked[name] = ds[name].where(xr.DataArray(keep[str(dim)], dims=dim), fill)
+    return ds.assign(masked)
+
+
+def _check_together(one: xr.Dataset, other: xr.Dataset, paths: str) -> None:
+    for name in schema.SHARED_ATTRS:
+        if one.attrs.get(name) != other.attrs.get(name):
+            raise StoreError(f"{paths} do not belong together: {name} is {one.attrs.get(name)} and {other.attrs.get(name)}")
+
+
+def _join(stores: list[xr.Dataset]) -> xr.Dataset:
+    """One after another along every dimension that grows with the prompts; indices into those dimensions move along."""
+    grown = ("token", "prompt", "mark", "boundary")
+    shifted, tokens, prompts = [], 0, 0
+    for ds in stores:
+        moved: dict[str, Any] = {
+            "prompt_index": ds["prompt_index"] + prompts,
+            "mark_token": ds["mark_token"] + tokens,
+            "cu_seqlens": ds["cu_seqlens"] + tokens,
+        }
+        shifted.append(ds.assign_coords(moved).isel(boundary=slice(1 if tokens else 0, None)))
+        tokens, prompts = tokens + ds.sizes["token"], prompts + ds.sizes["prompt"]
+    names = {dim: [name for name, x in stores[0].variables.items() if dim in x.dims] for dim in grown}
+    joined = stores[0].drop_dims(grown)
+    for dim, along in names.items():
+        part = xr.concat(
+            [_only(ds, along) for ds in shifted], dim, data_vars="minimal", coords="minimal", compat="override", join="override"
+        )
+        joined = joined.merge(part, compat="override", join="override")
+    common = {k: v for k, v in stores[0].attrs.items() if all(ds.attrs.get(k) == v for ds in stores)}
+    return joined.assign_attrs({**common, "complete": all(ds.attrs["complete"] for ds in stores)})
+
+
+def _only(ds: xr.Dataset, names: list[Hashable]) -> xr.Dataset:
+    return ds.drop_vars([name for name in ds.variables if name not in names and name not in ds.dims])
