@@ -1,1 +1,66 @@
-"""See what happens inside the memory of delta-rule linear attention."""
+"""See what happens inside the memory of delta-rule linear attention.
+
+``import qed_probe as qp`` imports nothing else: each name below is imported from its room when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
+    from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
+    from qed_probe.gallery import DIAGNOSTICS, plot
+    from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
+    from qed_probe.models.capture import Captured, capture
+    from qed_probe.models.checkpoint import load as load_model
+    from qed_probe.models.checkpoint import read_config, read_provenance
+    from qed_probe.models.checkpoint import save as save_model
+    from qed_probe.models.config import PRESETS, ModelConfig, preset
+    from qed_probe.models.language import LanguageModel
+    from qed_probe.models.tokenizer import ByteTokenizer
+    from qed_probe.store.reader import open, open_inputs, open_states
+    from qed_probe.tasks import Prompt, file_prompts, niah_prompts, text_prompts, token_prompts
+    from qed_probe.tracing import Estimate, estimate, trace
+    from qed_probe.training import RECIPES, Recipe, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DIAGNOSTICS", "MIXERS", "PRESETS", "RECIPES", "ByteTokenizer", "Captured", "CheckFailed", "CheckpointError", "Estimate",
+    "InputError", "LanguageModel", "Mixer", "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Tokens",
+    "__version__", "analyses", "capture", "errors", "estimate", "figures", "file_prompts", "kernels", "load_model", "models",
+    "niah_prompts", "open", "open_inputs", "open_states", "plot", "preset", "read_config", "read_provenance", "recurrence",
+    "reference", "run", "save_model", "store", "tasks", "text_prompts", "token_prompts", "trace", "train", "training",
+]  # fmt: skip
+
+_ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
+_HOMES = {
+    "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
+    "gallery": ("DIAGNOSTICS", "plot"),
+    "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
+    "models.capture": ("Captured", "capture"),
+    "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),
+    "models.config": ("PRESETS", "ModelConfig", "preset"),
+    "models.language": ("LanguageModel",),
+    "models.tokenizer": ("ByteTokenizer",),
+    "store.reader": ("open", "open_inputs", "open_states"),
+    "tasks": ("Prompt", "file_prompts", "niah_prompts", "text_prompts", "token_prompts"),
+    "tracing": ("Estimate", "estimate", "trace"),
+    "training": ("RECIPES", "Recipe", "train"),
+}
+_SOURCES = {name.split()[-1]: (home, name.split()[0]) for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    if name in _ROOMS:
+        return import_module(f"qed_probe.{name}")
+    if name not in _SOURCES:
+        raise AttributeError(f"module 'qed_probe' has no attribute {name!r}")
+    home, source = _SOURCES[name]
+    value = getattr(import_module(f"qed_probe.{home}"), source)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

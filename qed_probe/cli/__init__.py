@@ -1,0 +1,40 @@
+"""The command line: each command parses, calls one library function and says where the result is."""
+
+import sys
+
+import typer
+
+from qed_probe.errors import CheckFailed, QedProbeError
+
+# typer exports the leaves of its usage errors but, in no version, their common base.
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+
+
+def main() -> int:
+    """Run ``qed-probe`` on this process's arguments and return its exit status; whatever goes wrong is told in one line."""
+    try:
+        return _run(sys.argv[1:] or ["--help"])
+    except UsageError as error:
+        context = error.ctx.command_path if error.ctx else "qed-probe"
+        return _fail(f"{error.format_message()} ({context} --help says more)", 2)
+    except CheckFailed as error:
+        return _fail(str(error), 1)
+    except (QedProbeError, OSError) as error:
+        return _fail(str(error), 2)
+
+
+def _run(args: list[str]) -> int:
+    from qed_probe.cli.app import app
+
+    try:
+        status = app(args, standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    if status == 130:
+        typer.echo("qed-probe: interrupted", err=True)
+    return status
+
+
+def _fail(message: str, status: int) -> int:
+    typer.echo(f"qed-probe: error: {' '.join(message.split())}", err=True)
+    return status

@@ -1,0 +1,75 @@
+"""What a terminal shows: tables on stdout, progress on stderr; rich, imported when used, draws both and heeds NO_COLOR."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+PIPED_WIDTH = 160
+
+
+class Report(Protocol):
+    """Called as work proceeds; ``note`` is shown beside the bar."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Say that ``done`` of ``total`` are done."""
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose columns hold numbers, but for the first."""
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left", box=None)
+    for i, head in enumerate(heads):
+        drawn.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        drawn.add_row(*row)
+    _print(drawn)
+
+
+def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
+    """Print names and what they are, one a line."""
+    from rich.table import Table
+
+    drawn = Table("", "", title=title, title_justify="left", box=None, show_header=False)
+    for name, value in rows:
+        drawn.add_row(name, str(value))
+    _print(drawn)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Report]:
+    """A bar with tokens a second and the time left; yields its report. Draws nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    text = TextColumn("{task.fields[rate]} {task.fields[note]}")
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), text, TimeRemainingColumn(elapsed_when_finished=True))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None, rate="", note="")
+
+        def report(done: int, total: int, note: str = "") -> None:
+            speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
+            bar.update(task, completed=done, total=total, note=note, rate=f"{speed:,.0f} tokens/s" if speed else "")
+
+        yield report
+
+
+def size(count: int) -> str:
+    """Bytes in powers of 1000: ``1.2 MB``."""
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def duration(seconds: float) -> str:
+    """``0:01:30``; whole seconds, at least one."""
+    return str(timedelta(seconds=max(round(seconds), 1)))
+
+
+def _print(drawn: object) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, markup=False, highlight=False).print(drawn)

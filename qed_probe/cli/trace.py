@@ -1,0 +1,134 @@
+"""``qed-probe trace``."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import qed_probe as qp
+from qed_probe.cli import screen
+from qed_probe.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Checkpoint = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A directory; the bundled model if left out.")]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help="The store to write.")]
+Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]
+Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T].")]
+Task = Annotated[str | None, typer.Option(help="niah: a needle in a haystack; the default where no prompts are given.")]
+Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
+Samples = Annotated[int, typer.Option(help="Samples of the task.")]
+Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
+Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
+Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
+Vectors = Annotated[str, typer.Option(help="What the read of the memory by d is kept in: none, float16 or float32.")]
+SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recomputes every record without the model.")]
+StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
+Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")]
+
+COLUMNS = {
+    "rho": "ρ",
+    "rho_size": "|ρ|",
+    "eigenvalue": "e",
+    "eigenvalue_min": "e min",
+    "eigenvalue_max": "e max",
+    "correction_share": "share",
+    "correction_across": "across",
+    "budget_decay": "decay",
+    "budget_delta": "delta",
+    "budget_erase": "erase",
+    "half_life": "half-life",
+}
+
+
+def trace(
+    checkpoint: Checkpoint = None,
+    output: Output = Path("run.zarr"),
+    text: Text = None,
+    prompts: Prompts = None,
+    tokens: Tokens = None,
+    task: Task = None,
+    length: Length = None,
+    samples: Samples = 16,
+    seed: Seed = 0,
+    layers: Layers = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    vectors: Vectors = "float16",
+    save_inputs: SaveInputs = False,
+    state_at: StateAt = None,
+    strength: Strength = 1.0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a checkpoint over prompts and record how its memory is used."""
+    sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
+    chosen = _prompts(checkpoint, sources, length, samples, seed)
+    settings: dict[str, Any] = {"layers": _integers("--layers", layers), "device": device, "dtype": dtype, "vectors": vectors}
+    settings |= {
+        "save_inputs": save_inputs,
+        "state_at": _integers("--state-at", state_at) or [],
+        "strength": strength,
+        "seed": seed,
+    }
+    if dry_run:
+        cost = qp.estimate(checkpoint, chosen, **settings)
+        typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
+        return
+    settings |= {"resume": resume, "overwrite": overwrite, "command": shlex.join(["qed-probe", *sys.argv[1:]])}
+    with screen.progress("trace") as report:
+        ds = qp.trace(checkpoint, chosen, output, progress=report, **settings)
+    _show(qp.analyses.summary(ds))
+    typer.echo(f"The records are in {output}; next: qed-probe plot {output}")
+
+
+def _prompts(checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int, seed: int) -> "list[qp.Prompt]":
+    given = [option for option, value in sources.items() if value]
+    if len(given) > 1:
+        raise InputError(f"expected one source of prompts, found {' and '.join(given)}")
+    config = qp.read_config(checkpoint)
+    tokenizer = qp.ByteTokenizer() if config.tokenizer == "bytes" else None
+    if sources["--text"]:
+        return qp.text_prompts(sources["--text"], tokenizer)
+    if sources["--prompts"]:
+        return qp.file_prompts(sources["--prompts"], tokenizer)
+    if sources["--tokens"]:
+        return qp.token_prompts(sources["--tokens"], config.vocab_size)
+    if sources["--task"] not in (None, "niah"):
+        raise InputError(f"--task: expected niah, found {sources['--task']!r}")
+    if tokenizer is None:
+        raise InputError(f"--task niah: expected a model over bytes, found a vocabulary of {config.vocab_size}; use --tokens")
+    return qp.niah_prompts(_training_length(checkpoint) if length is None else length, samples, seed)
+
+
+def _training_length(checkpoint: str | None) -> int:
+    length = qp.read_provenance(checkpoint).get("recipe", {}).get("length")
+    if length is None:
+        raise InputError("--length: expected a number, as the checkpoint does not say at which length it was trained; found none")
+    return int(length)
+
+
+def _integers(option: str, text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option}: expected whole numbers with commas between them, found {text!r}") from None
+
+
+def _show(summary: "xr.Dataset") -> None:
+    per_unit = " / λ" if summary.attrs["per_unit_lambda"] else ""
+    heads = {name: head + per_unit * name.startswith("correction") for name, head in COLUMNS.items() if name in summary}
+    layers = summary["layer"].values
+    rows = [[str(layer), *(f"{summary[name].values[i]:.3g}" for name in heads)] for i, layer in enumerate(layers)]
+    screen.table("means over tokens and heads", ["layer", *heads.values()], rows)
+    if "accuracy" in summary:
+        typer.echo(f"Right answers: {float(summary['accuracy']):.1%} of {int(summary['scored'])} prompts")

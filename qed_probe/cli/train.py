@@ -1,0 +1,62 @@
+"""``qed-probe train``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import qed_probe as qp
+from qed_probe.cli import screen
+
+Arm = Annotated[str, typer.Argument(metavar="ARM", help="The mixer: qed, gdn2, eda, kda ….")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="The checkpoint; else runs/ARM-seedSEED.")]
+Preset = Annotated[str, typer.Option(help="Sizes and recipe: tiny or 340m.")]
+Steps = Annotated[int | None, typer.Option(help="Optimizer steps, if not the recipe's.")]
+Batch = Annotated[int | None, typer.Option(help="Sequences a step, if not the recipe's.")]
+MicroBatch = Annotated[int | None, typer.Option(help="Sequences at a time, if not the recipe's or --batch.")]
+Length = Annotated[int | None, typer.Option(help="Tokens a sequence, if not the recipe's.")]
+Rate = Annotated[float | None, typer.Option(help="Peak learning rate, if not the recipe's.")]
+Precision = Annotated[str | None, typer.Option(help="float32 or bfloat16 (autocast), if not the recipe's.")]
+Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids to train on, where the recipe reads them.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights and the data.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
+SaveBfloat16 = Annotated[bool, typer.Option("--save-bfloat16", help="Round the checkpoint's weights to bfloat16.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")]
+
+
+def train(
+    arm: Arm,
+    output: Output = None,
+    preset: Preset = "tiny",
+    steps: Steps = None,
+    batch: Batch = None,
+    micro_batch: MicroBatch = None,
+    length: Length = None,
+    rate: Rate = None,
+    precision: Precision = None,
+    tokens: Tokens = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    save_bfloat16: SaveBfloat16 = False,
+    resume: Resume = False,
+) -> None:
+    """Train a reference model with any arm of the family."""
+    import torch
+
+    config = qp.preset(preset, arm)
+    asked: dict[str, Any] = {"steps": steps, "batch": batch, "micro_batch": micro_batch or batch}
+    asked |= {"length": length, "rate": rate, "precision": precision}
+    recipe = replace(qp.RECIPES[preset], **{name: value for name, value in asked.items() if value is not None})
+    output = output or Path("runs", f"{arm}-seed{seed}")
+    settings: dict[str, Any] = {"seed": seed, "device": device, "tokens": tokens, "resume": resume}
+    settings["save_dtype"] = torch.bfloat16 if save_bfloat16 else None
+    step_tokens = recipe.batch * recipe.length
+    with screen.progress(f"train {arm}") as report:
+
+        def progress(step: int, line: dict[str, Any]) -> None:
+            report(step * step_tokens, recipe.steps * step_tokens, f"loss {line['loss']:.4f}")
+
+        found = qp.train(config, recipe, output, progress=progress, **settings)
+    screen.facts(f"{arm}, {preset}", [(name, value) for name, value in found.items() if name != "lambda"])
+    typer.echo(f"The checkpoint is in {output}; next: qed-probe trace {output}")
