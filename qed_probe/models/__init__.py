@@ -1,1 +1,1 @@
-"""See what happens inside the memory of delta-rule linear attention."""
+"""Native models: configuration, layers, language model, checkpoints, tokenizer, and capture of what a memory does."""

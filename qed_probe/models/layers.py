@@ -1,0 +1,86 @@
+"""The parts of a layer around the memory: norm, short convolution, feed-forward, and a linear map a head."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype of ``x``."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., size]`` normalised."""
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+        return y.to(x.dtype)
+
+
+class ShortConv(nn.Module):
+    """SiLU of a causal depthwise convolution over the last ``width`` tokens, without bias, summed in float32.
+
+    ``weight`` is ``[channels, 1, width]``, the newest token last, as in FLA's ShortConvolution.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-(width**-0.5), width**-0.5))
+
+    def new_state(self, batch: int) -> Tensor:
+        """Nothing seen yet: ``[batch, width − 1, channels]`` zeros in float32."""
+        channels, _, width = self.weight.shape
+        return torch.zeros(batch, width - 1, channels, device=self.weight.device)
+
+    def forward(self, x: Tensor, state: Tensor, slots: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve ``x`` ``[B, T, channels]`` after the inputs ``state`` ``[B, width − 1, channels]``; also the next state.
+
+        ``slots`` ``[T]`` (from ``packed_slots``) spreads packed sequences apart, so that none sees the end of the one before.
+        """
+        past = state.shape[1]
+        if slots is None:
+            padded = torch.cat([state, x.float()], 1)
+        else:
+            padded = state.new_zeros(1, int(slots[-1]) + 1, x.shape[2]).index_copy(1, slots, x.float())
+        length = padded.shape[1] - past
+        taps = self.weight[:, 0].float().unbind(-1)
+        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(taps)]).sum(0)
+        y = y if slots is None else y[:, slots - past]
+        return F.silu(y).to(x.dtype), padded[:, length:]
+
+
+def packed_slots(cu_seqlens: Tensor, length: int, width: int) -> Tensor:
+    """Where the ``length`` packed tokens go when each sequence is preceded by ``width − 1`` zeros: ``[length]`` int64."""
+    tokens = torch.arange(length, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
+    return tokens + (width - 1) * (sequence + 1)
+
+
+class HeadLinear(nn.Module):
+    """A linear map of its own for every head, without bias; ``weight`` is ``[heads, fan_in, fan_out]``."""
+
+    def __init__(self, heads: int, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, fan_in, fan_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., heads · fan_in]`` to ``[..., heads, fan_out]``."""
+        return torch.einsum("...hr,hrk->...hk", x.view(*x.shape[:-1], *self.weight.shape[:2]), self.weight)
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate x) ⊙ up x)."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, ffn, bias=False)
+        self.up_proj = nn.Linear(hidden, ffn, bias=False)
+        self.down_proj = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., hidden]`` to the same shape."""
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y

@@ -1,0 +1,190 @@
+"""The layer that owns a memory: from hidden states to the tokens that the recurrence takes, and from its reads back.
+
+Parameters are named as in GDN-2's public layer; ``theta``, ``beta_proj``, ``gamma_proj`` and ``e_proj`` are added to them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qed_probe.kernels import MIXERS, Observation, Tokens, run
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, packed_slots
+
+Observer = Callable[[Observation, Tensor, Tensor | None, Tensor | None], None]
+"""Called after a layer's pass with what was seen, the output ``[B, T, H, V]``, the initial state and cu_seqlens."""
+
+
+@dataclass
+class Memory:
+    """What one layer carries on: the last inputs of its convolutions ``[B, conv − 1, channels]`` and S ``[B, H, K, V]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    state: Tensor
+
+
+class DeltaMixer(nn.Module):
+    """One delta-rule memory: projections, short convolutions, gates, recurrence, gated output norm.
+
+    ``strength`` scales λ and is not saved. While ``observer`` is set, every pass is recorded and handed to it, with the states
+    after the packed tokens ``states_at``.
+    """
+
+    random_direction: Tensor
+    random_address: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.kind = MIXERS[config.mixer]
+        self.scale = config.key_dim**-0.5
+        self.strength = 1.0
+        self.observer: Observer | None = None
+        self.states_at: tuple[int, ...] = ()
+        hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
+        self.edits = config.edits if config.mixer == "deltaproduct" else 1
+        self.q_proj = nn.Linear(hidden, heads * K, bias=False)
+        self.k_proj = nn.Linear(hidden, heads * self.edits * K, bias=False)
+        self.v_proj = nn.Linear(hidden, heads * self.edits * V, bias=False)
+        self.q_conv1d = ShortConv(heads * K, config.conv)
+        self.k_conv1d = ShortConv(heads * self.edits * K, config.conv)
+        self.v_conv1d = ShortConv(heads * self.edits * V, config.conv)
+        self._add_gates()
+        self._add_decay()
+        if self.kind.direction is not None:
+            self.theta = nn.Parameter(torch.full((heads,), -2.0))
+            if self.kind.direction.source == "random":
+                self.register_buffer("random_direction", F.normalize(torch.randn(heads, K), dim=-1))
+        self.g_proj = nn.Sequential(nn.Linear(hidden, V, bias=False), nn.Linear(V, heads * V))
+        self.o_norm = RMSNorm(V, config.norm_eps)
+        self.o_proj = nn.Linear(heads * V, hidden, bias=False)
+
+    def _add_gates(self) -> None:
+        config = self.config
+        hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
+        if self.kind.gate == "scalar":
+            self.beta_proj = nn.Linear(hidden, heads * self.edits, bias=False)
+        elif self.kind.gate == "channel":
+            self.b_proj = nn.Linear(hidden, heads * K, bias=False)
+            self.w_proj = nn.Linear(hidden, heads * V, bias=False)
+        if self.kind.address is not None:
+            self.gamma_proj = nn.Linear(hidden, heads, bias=False)
+        if self.kind.address == "learned":
+            rank = config.address_rank
+            self.e_proj = nn.Sequential(nn.Linear(hidden, heads * rank, bias=False), HeadLinear(heads, rank, K))
+        elif self.kind.address == "random":
+            self.register_buffer("random_address", F.normalize(torch.randn(heads, K), dim=-1))
+
+    def _add_decay(self) -> None:
+        config = self.config
+        hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
+        if self.kind.decay == "none":
+            return
+        if self.kind.decay == "head":
+            self.a_proj = nn.Linear(hidden, heads, bias=False)
+        else:
+            self.f_proj = nn.Sequential(nn.Linear(hidden, V, bias=False), nn.Linear(V, heads * K, bias=False))
+        # FLA's start: A uniform in [1, 16], softplus(dt_bias) log-uniform in [1e-3, 1e-1].
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        step = torch.empty(heads * (1 if self.kind.decay == "head" else K)).uniform_(log(1e-3), log(1e-1)).exp()
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # θ, A_log, dt_bias and the random vectors are this module's own: .to(bfloat16) moves them but never rounds them.
+        if recurse:
+            for child in self.children():
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        super()._apply(lambda x: _at_least_float32(x, fn(x)), recurse=False)  # type: ignore[no-untyped-call]
+        return self
+
+    def new_memory(self, batch: int) -> Memory:
+        """An empty memory for ``batch`` sequences."""
+        config = self.config
+        state = torch.zeros(batch, config.heads, config.key_dim, config.value_dim, device=self.q_proj.weight.device)
+        return Memory(self.q_conv1d.new_state(batch), self.k_conv1d.new_state(batch), self.v_conv1d.new_state(batch), state)
+
+    def forward(self, x: Tensor, memory: Memory | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Mix ``x`` ``[B, T, hidden]`` through the memory, which is updated in place, to ``[B, T, hidden]``.
+
+        o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ sigmoid(g_proj x)).
+        """
+        carried = memory or self.new_memory(len(x))
+        initial_state = None if memory is None else memory.state
+        slots = None if cu_seqlens is None else packed_slots(cu_seqlens, x.shape[1], self.config.conv)
+        q, carried.q = self.q_conv1d(self.q_proj(x), carried.q, slots)
+        k, carried.k = self.k_conv1d(self.k_proj(x), carried.k, slots)
+        v, carried.v = self.v_conv1d(self.v_proj(x), carried.v, slots)
+        tokens = self._tokens(x, q, k, v)
+        # The recurrence chooses its own precision: autocast would round the products inside it.
+        with torch.autocast(x.device.type, enabled=False):
+            seen = run(
+                self.kind,
+                tokens,
+                record=self.observer is not None,
+                initial_state=initial_state,
+                cu_seqlens=cu_seqlens,
+                states_at=self.states_at if self.observer is not None else (),
+            )
+        carried.state = seen.read.final_state
+        o = (self.scale * seen.read.y).to(v.dtype)
+        if self.observer is not None:
+            self.observer(seen, o, initial_state, cu_seqlens)
+        gate = torch.sigmoid(self.g_proj(x)).view_as(o)
+        y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
+        return y
+
+    def lam(self) -> Tensor:
+        """λ_h = strength · λ_max · sigmoid(θ_h), ``[H]`` float32 (QED, Eq. 8); zeros where the mixer adds no direction."""
+        if self.kind.direction is None:
+            return torch.zeros(self.config.heads, device=self.q_proj.weight.device)
+        return self.strength * self.config.lambda_max * torch.sigmoid(self.theta)
+
+    def _tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+        config, kind = self.config, self.kind
+        heads = (*x.shape[:2], config.heads)
+        several = (self.edits,) if config.mixer == "deltaproduct" else ()
+        k = _unit(k.view(*heads, *several, config.key_dim))
+        return Tokens(
+            q=_unit(q.view(*heads, config.key_dim)),
+            k=k,
+            v=v.view(*heads, *several, config.value_dim),
+            g=None if kind.decay == "none" else self._log_decay(x),
+            beta=config.gate_max * torch.sigmoid(self.beta_proj(x)).view(*heads, *several) if kind.gate == "scalar" else None,
+            b=config.gate_max * torch.sigmoid(self.b_proj(x)).view(*heads, -1) if kind.gate == "channel" else None,
+            w=torch.sigmoid(self.w_proj(x)).view(*heads, -1) if kind.gate == "channel" else None,
+            lam=None if kind.direction is None else self.lam(),
+            direction=self.random_direction if kind.direction is not None and kind.direction.source == "random" else None,
+            address=None if kind.address is None else self._address(x, k),
+            gamma=None if kind.address is None else torch.sigmoid(self.gamma_proj(x)),
+        )
+
+    def _log_decay(self, x: Tensor) -> Tensor:
+        """−A·softplus(f + bias), or with EDA's safe gate ℓ + |ℓ|exp(−A·softplus(f + bias)/|ℓ|) (its Eq. 14–15), in float32."""
+        raw: Tensor = self.a_proj(x) if self.kind.decay == "head" else self.f_proj(x)
+        step = F.softplus(raw.float() + self.dt_bias)
+        fall = step.view(*x.shape[:2], self.config.heads, -1) * self.A_log.exp()[:, None]
+        bound = self.config.lower_bound
+        return -bound * torch.expm1(fall / bound) if self.kind.decay == "safe" else -fall
+
+    def _address(self, x: Tensor, k: Tensor) -> Tensor:
+        if self.kind.address == "key":
+            return k
+        if self.kind.address == "random":
+            return self.random_address.to(k.dtype).expand_as(k)
+        return _unit(self.e_proj(x))
+
+
+def _unit(x: Tensor) -> Tensor:
+    y = x.float()
+    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-12)).to(x.dtype)
+
+
+def _at_least_float32(before: Tensor, after: Tensor) -> Tensor:
+    return after if after.dtype in (torch.float32, torch.float64) else before.to(after.device)
