@@ -1,6 +1,7 @@
 """The command line: each command parses, calls one library function and says where the result is."""
 
 import sys
+import warnings
 
 import typer
 
@@ -12,8 +13,13 @@ UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
 def main() -> int:
     """Run ``qed-probe`` on this process's arguments and return its exit status; whatever goes wrong is told in one line."""
+    from qed_probe.cli.app import app
+
+    warnings.formatwarning = _one_line
     try:
-        return _run(sys.argv[1:] or ["--help"])
+        status: int = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
     except UsageError as error:
         context = error.ctx.command_path if error.ctx else "qed-probe"
         return _fail(f"{error.format_message()} ({context} --help says more)", 2)
@@ -21,18 +27,13 @@ def main() -> int:
         return _fail(str(error), 1)
     except (QedProbeError, OSError) as error:
         return _fail(str(error), 2)
-
-
-def _run(args: list[str]) -> int:
-    from qed_probe.cli.app import app
-
-    try:
-        status = app(args, standalone_mode=False) or 0
-    except (KeyboardInterrupt, typer.Abort):
-        status = 130
-    if status == 130:
+    if status == 130:  # newer versions of typer return it, older ones raise Abort
         typer.echo("qed-probe: interrupted", err=True)
     return status
+
+
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    return f"qed-probe: warning: {' '.join(str(message).split())}\n"
 
 
 def _fail(message: str, status: int) -> int:
