@@ -1,1 +1,19 @@
-"""See what happens inside the memory of delta-rule linear attention."""
+"""From a trace's Dataset to a small Dataset of numbers: each analysis is an array function and one labelled function on top."""
+
+from qed_probe.analyses.bounds import eigenvalue_bounds
+from qed_probe.analyses.correction import correction_share
+from qed_probe.analyses.decay import half_life
+from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
+from qed_probe.analyses.strip import token_strip
+from qed_probe.analyses.summary import summary
+
+__all__ = [
+    "correction_share",
+    "eigenvalue_bounds",
+    "eigenvalues",
+    "half_life",
+    "rho",
+    "rho_read",
+    "summary",
+    "token_strip",
+]

@@ -1,0 +1,114 @@
+"""One look for all figures: sizes of a paper's column, colours that the colour-blind can tell apart, and shared small parts."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+COLUMN, PAGE = 3.4, 7.0
+# Okabe and Ito's palette.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+EMPTY = "#D9D9D9"
+
+RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6,
+    "ytick.labelsize": 6,
+    "legend.fontsize": 6,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.0,
+    "svg.hashsalt": "qed-probe",
+    "savefig.dpi": 300,
+}
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Draw, and save, under this style and no other."""
+
+    @wraps(draw)
+    def inner(*args: Any, **kwargs: Any) -> Figure:  # noqa: ANN401
+        with mpl.rc_context(RC):
+            return draw(*args, **kwargs)
+
+    return inner
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches that no pyplot knows of."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, hspace=0.02, wspace=0.02)  # type: ignore[union-attr,call-arg]
+    return figure
+
+
+def label_rows(axis: Axis, labels: NDArray[Any], most: int = 8) -> None:
+    """Tick rows (or columns) 0, 1, … at their centres by their own labels, at most ``most`` of them."""
+    places = np.arange(0, len(labels), -(-len(labels) // most))
+    axis.set_ticks(places, [str(labels[i]) for i in places])
+
+
+def log_norm(values: NDArray[Any]) -> LogNorm:
+    """A logarithmic colour scale over the positive finite values, never narrower than a factor of two."""
+    drawn = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(drawn.min()), float(drawn.max())) if drawn.size else (0.5, 1.0)
+    widen = max(1.0, np.sqrt(2 * low / high))
+    return LogNorm(low / widen, high * widen)
+
+
+def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNorm) -> QuadMesh:
+    """Layer × head cells; what a logarithm cannot show is grey and says what it is: 0, ∞ or NaN."""
+    drawable = np.isfinite(values) & (values > 0)
+    rows, columns = values.shape
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    cells = np.ma.masked_where(~drawable, values)
+    mesh = axes.pcolormesh(*edges, cells, cmap="viridis", norm=norm, edgecolors="white", linewidth=0.3)
+    axes.set_facecolor(EMPTY)
+    for row, column in np.argwhere(~drawable):
+        x = values[row, column]
+        text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞"
+        axes.text(column, row, text, ha="center", va="center", fontsize=5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    label_rows(axes.yaxis, layers)
+    label_rows(axes.xaxis, np.arange(columns))
+    axes.tick_params(length=0)
+    return mesh
+
+
+def note(ds: xr.Dataset) -> str:
+    """What a reader has to know of the data: mixer, tokens, and what was left out, with the place of the first bad value."""
+    parts = [f"{ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens"]
+    if ds.attrs["tokens_incomplete"]:
+        parts.append(f"{ds.attrs['tokens_incomplete']:,} incomplete tokens left out")
+    for source in ds["source"].values if "nonfinite" in ds else ():
+        count = int(ds["nonfinite"].sel(source=source).sum())
+        if count:
+            layer, token, head = ds["first_nonfinite"].sel(source=source).values
+            parts.append(f"{source}: {count:,} not finite, first at layer {layer}, token {token}, head {head}")
+    return "\n".join(parts)
+
+
+def write_below(figure: Figure, lines: list[str]) -> None:
+    """Notes under the axes, in room that the figure grows by."""
+    text = "\n".join(lines)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.115 * (text.count("\n") + 1))
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=5.5, color="0.25", linespacing=1.3)
