@@ -141,7 +141,7 @@ class DeltaMixer(nn.Module):
         return y
 
     def lam(self) -> Tensor:
-        """λ_h = strength · λ_max · sigmoid(θ_h), ``[H]`` float32 (QED, Eq. 8); zeros where the mixer adds no direction."""
+        """λ_h = strength · λ_max · sigmoid(θ_h), ``[H]`` float32 (QED, Eq. 13); zeros where the mixer adds no direction."""
         if self.kind.direction is None:
             return torch.zeros(self.config.heads, device=self.q_proj.weight.device)
         return self.strength * self.config.lambda_max * torch.sigmoid(self.theta)

@@ -1,0 +1,145 @@
+"""A checkpoint is a directory with ``config.json`` and ``model.safetensors``; every way it can be wrong is one line that says where."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from qed_probe.errors import CheckpointError, InputError
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.language import LanguageModel
+
+FORMAT, FORMAT_VERSION = "qed_probe", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save(
+    model: LanguageModel, directory: str | Path, provenance: dict[str, object] | None = None, *, dtype: torch.dtype | None = None
+) -> None:
+    """Write a checkpoint, each of its two files whole or not at all.
+
+    ``dtype`` is that of the weights on disk, the model's own if None; θ, A_log, dt_bias and the random vectors stay float32.
+    ``provenance`` is kept in ``config.json`` and must be fit for JSON.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    content = {
+        "format": FORMAT, "format_version": FORMAT_VERSION, "model": model.config.to_dict(), "provenance": provenance or {},
+    }  # fmt: skip
+    wanted = _layout(model.config, dtype or model.embed.weight.dtype)
+    state = {name: x.detach().to("cpu", wanted[name].dtype).contiguous() for name, x in model.state_dict().items()}
+    fresh = {name: directory / f".{name}.new" for name in (WEIGHTS, CONFIG)}
+    try:
+        save_file(state, fresh[WEIGHTS], metadata={"format": "pt"})
+        fresh[CONFIG].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, path in fresh.items():
+            os.replace(path, directory / name)
+    finally:
+        for path in fresh.values():
+            path.unlink(missing_ok=True)
+
+
+def load(
+    directory: str | Path | None, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """Read a checkpoint, the bundled one if ``directory`` is None, as a model in evaluation mode.
+
+    θ, A_log, dt_bias and the random vectors are float32 whatever ``dtype``. Raises CheckpointError naming what is wrong and where.
+    """
+    directory = _bundled() if directory is None else Path(directory)
+    config = read_config(directory)
+    path = directory / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no {WEIGHTS}")
+    try:
+        found = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
+    wanted = _layout(config, dtype)
+    _check(found, wanted, path)
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    model.load_state_dict({name: x.to(device, wanted[name].dtype) for name, x in found.items()}, assign=True)
+    return model.eval()
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """The model's configuration, without its weights; raises CheckpointError."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing"
+        raise CheckpointError(f"{directory}: expected a directory with {CONFIG} and {WEIGHTS}, found {found}")
+    path = directory / CONFIG
+    content = _read_json(path)
+    kind = (content.get("format"), content.get("format_version")) if isinstance(content, dict) else (None, None)
+    if kind != (FORMAT, FORMAT_VERSION):
+        raise CheckpointError(f"{path}: expected format {FORMAT} version {FORMAT_VERSION}, found {kind[0]} version {kind[1]}")
+    values = content.get("model")
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: expected an object under 'model', found {type(values).__name__}")
+    try:
+        return ModelConfig.from_dict(values)
+    except InputError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def digest(directory: str | Path) -> str:
+    """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by ``model.safetensors``."""
+    total = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        try:
+            with (Path(directory) / name).open("rb") as file:
+                while block := file.read(1 << 20):
+                    total.update(block)
+        except OSError as error:
+            raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no readable {name}") from error
+    return total.hexdigest()
+
+
+def _bundled() -> Path:
+    return Path(str(files("qed_probe.data"))) / "qed-tiny"
+
+
+def _read_json(path: Path) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path.parent}: expected {CONFIG} and {WEIGHTS}, found no readable {CONFIG}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: expected JSON, found something else ({error})") from error
+
+
+def _layout(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The name, shape and dtype of every tensor of a model, without storage."""
+    with torch.device("meta"):
+        return LanguageModel(config).to(dtype).state_dict()
+
+
+def _check(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise CheckpointError(f"{path}: expected {len(wanted)} tensors, missing {_list(missing)}")
+    extra = [name for name in found if name not in wanted]
+    if extra:
+        raise CheckpointError(f"{path}: expected {len(wanted)} tensors, found besides them {_list(extra)}")
+    for name, x in found.items():
+        if x.shape != wanted[name].shape:
+            raise CheckpointError(f"{path}: {name}: expected shape {list(wanted[name].shape)}, found {list(x.shape)}")
+        if not x.is_floating_point():
+            raise CheckpointError(f"{path}: {name}: expected a floating-point dtype, found {x.dtype}")
+    bad = [name for name, x in found.items() if not x.to(wanted[name].dtype).isfinite().all()]
+    if bad:
+        raise CheckpointError(f"{path}: expected finite weights, found NaN or infinity in {_list(bad)}")
+
+
+def _list(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:5]) + (f", +{len(names) - 5} more" if len(names) > 5 else "")
