@@ -1,4 +1,4 @@
-"""A checkpoint is a directory with ``config.json`` and ``model.safetensors``; every way it can be wrong is one line that says where."""
+"""A checkpoint is a directory with ``config.json`` and ``model.safetensors``; what is wrong with one is said in one line."""
 
 import hashlib
 import json
@@ -48,13 +48,13 @@ def save(
 
 
 def load(
-    directory: str | Path | None, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    directory: str | Path | None = None, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LanguageModel:
     """Read a checkpoint, the bundled one if ``directory`` is None, as a model in evaluation mode.
 
-    θ, A_log, dt_bias and the random vectors are float32 whatever ``dtype``. Raises CheckpointError naming what is wrong and where.
+    θ, A_log, dt_bias and the random vectors are float32 whatever ``dtype``. Raises CheckpointError that names what is wrong.
     """
-    directory = _bundled() if directory is None else Path(directory)
+    directory = _path(directory)
     config = read_config(directory)
     path = directory / WEIGHTS
     if not path.is_file():
@@ -71,32 +71,27 @@ def load(
     return model.eval()
 
 
-def read_config(directory: str | Path) -> ModelConfig:
+def read_config(directory: str | Path | None) -> ModelConfig:
     """The model's configuration, without its weights; raises CheckpointError."""
-    directory = Path(directory)
-    if not directory.is_dir():
-        found = "a file" if directory.exists() else "nothing"
-        raise CheckpointError(f"{directory}: expected a directory with {CONFIG} and {WEIGHTS}, found {found}")
-    path = directory / CONFIG
-    content = _read_json(path)
-    kind = (content.get("format"), content.get("format_version")) if isinstance(content, dict) else (None, None)
-    if kind != (FORMAT, FORMAT_VERSION):
-        raise CheckpointError(f"{path}: expected format {FORMAT} version {FORMAT_VERSION}, found {kind[0]} version {kind[1]}")
-    values = content.get("model")
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: expected an object under 'model', found {type(values).__name__}")
+    path = _path(directory) / CONFIG
     try:
-        return ModelConfig.from_dict(values)
+        return ModelConfig.from_dict(_section(path, "model"))
     except InputError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def digest(directory: str | Path) -> str:
+def read_provenance(directory: str | Path | None) -> dict[str, Any]:
+    """What ``save`` was told of how the model was made; raises CheckpointError."""
+    return _section(_path(directory) / CONFIG, "provenance")
+
+
+def digest(directory: str | Path | None) -> str:
     """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by ``model.safetensors``."""
+    directory = _path(directory)
     total = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         try:
-            with (Path(directory) / name).open("rb") as file:
+            with (directory / name).open("rb") as file:
                 while block := file.read(1 << 20):
                     total.update(block)
         except OSError as error:
@@ -104,17 +99,31 @@ def digest(directory: str | Path) -> str:
     return total.hexdigest()
 
 
-def _bundled() -> Path:
-    return Path(str(files("qed_probe.data"))) / "qed-tiny"
+def _path(directory: str | Path | None) -> Path:
+    return Path(str(files("qed_probe.data"))) / "qed-tiny" if directory is None else Path(directory)
 
 
-def _read_json(path: Path) -> Any:  # noqa: ANN401 - JSON
+def _section(path: Path, name: str) -> dict[str, Any]:
+    """One object of ``config.json``, once the file is known to be of this format."""
+    directory = path.parent
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing"
+        raise CheckpointError(f"{directory}: expected a directory with {CONFIG} and {WEIGHTS}, found {found}")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{path.parent}: expected {CONFIG} and {WEIGHTS}, found no readable {CONFIG}") from error
-    except ValueError as error:
+        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no readable {CONFIG}") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected JSON, found something else ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    kind, version = content.get("format"), content.get("format_version")
+    if (kind, version) != (FORMAT, FORMAT_VERSION):
+        raise CheckpointError(f"{path}: expected format {FORMAT} version {FORMAT_VERSION}, found {kind} version {version}")
+    section = content.get(name)
+    if not isinstance(section, dict):
+        raise CheckpointError(f"{path}: expected an object under '{name}', found {type(section).__name__}")
+    return section
 
 
 def _layout(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
