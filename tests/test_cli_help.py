@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
 
-from qed_probe import __version__, cli
+import qed_probe as qp
+from qed_probe import cli
 from qed_probe.cli import app as application
 from qed_probe.cli import screen
 from qed_probe.errors import CheckFailed, InputError, StoreError
@@ -50,7 +53,7 @@ def test_each_command_has_help(command: str) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout == f"qed-probe {__version__}\n"
+    assert run("--version").stdout == f"qed-probe {qp.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,12 @@ def test_a_table_goes_to_stdout_and_keeps_its_brackets(capsys: pytest.CaptureFix
     assert captured.err == ""
 
 
+def test_a_wide_table_is_neither_folded_nor_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    screen.table("t", [f"column {i}" for i in range(30)], [["0.123456"] * 30])
+    assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [1, 60, 30]
+
+
 def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with screen.progress("trace") as report:
         report(1, 2, "half")
@@ -151,3 +160,28 @@ def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixt
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, "0:00:01"), (89.6, "0:01:30"), (3600.0, "1:00:00")])
 def test_duration(seconds: float, text: str) -> None:
     assert screen.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(-0.12345, "-0.123"), (1380.4, "1380"), (float("inf"), "inf"), (float("nan"), "nan")]
+)
+def test_number(value: float, text: str) -> None:
+    assert screen.number(value) == text
+
+
+def test_info_of_a_checkpoint(tmp_path: Path) -> None:
+    config = replace(qp.preset("tiny", "qed"), hidden=8, layers=1, heads=1, key_dim=4, value_dim=4, ffn=8)
+    qp.save_model(qp.LanguageModel(config), tmp_path, {"seed": 17, "recipe": {"length": 512, "rate": 0.002}})
+    result = run("info", str(tmp_path))
+    facts = dict(line.split(None, 1) for line in result.stdout.splitlines()[1:])
+    expected = {"mixer": "qed", "hidden": "8", "key_dim": "4", "seed": "17", "recipe": "length 512, rate 0.002"}
+    assert result.returncode == 0
+    assert {name: facts[name].strip() for name in expected} == expected
+
+
+def test_trace_needs_a_length_that_the_checkpoint_does_not_tell(tmp_path: Path) -> None:
+    config = replace(qp.preset("tiny", "qed"), hidden=8, layers=1, heads=1, key_dim=4, value_dim=4, ffn=8)
+    qp.save_model(qp.LanguageModel(config), tmp_path)
+    result = run("trace", str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr.startswith("qed-probe: error: --length: expected a number")

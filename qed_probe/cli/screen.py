@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
-PIPED_WIDTH = 160
+UNFOLDED = 10_000
 
 
 class Report(Protocol):
@@ -17,7 +17,7 @@ class Report(Protocol):
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose columns hold numbers, but for the first."""
+    """Print a table whose columns hold numbers, but for the first; no row is ever folded or cut."""
     from rich.table import Table
 
     drawn = Table(title=title, title_justify="left", box=None)
@@ -25,17 +25,17 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
         drawn.add_column(head, justify="right" if i else "left")
     for row in rows:
         drawn.add_row(*row)
-    _print(drawn)
+    _print(drawn, UNFOLDED)
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
-    """Print names and what they are, one a line."""
+    """Print names and what they are, one a line, folded at the terminal's width."""
     from rich.table import Table
 
     drawn = Table("", "", title=title, title_justify="left", box=None, show_header=False)
     for name, value in rows:
-        drawn.add_row(name, str(value))
-    _print(drawn)
+        drawn.add_row(name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
+    _print(drawn, None if sys.stdout.isatty() else UNFOLDED)
 
 
 @contextmanager
@@ -57,6 +57,11 @@ def progress(label: str) -> Iterator[Report]:
         yield report
 
 
+def number(value: float) -> str:
+    """Three decimals, none from 10 on."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+
+
 def size(count: int) -> str:
     """Bytes in powers of 1000: ``1.2 MB``."""
     from rich.filesize import decimal
@@ -69,7 +74,7 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=max(round(seconds), 1)))
 
 
-def _print(drawn: object) -> None:
+def _print(drawn: object, width: int | None) -> None:
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, markup=False, highlight=False).print(drawn)
+    Console(width=width, markup=False, highlight=False).print(drawn)

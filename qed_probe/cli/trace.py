@@ -71,8 +71,6 @@ def trace(
     dry_run: DryRun = False,
 ) -> None:
     """Run a checkpoint over prompts and record how its memory is used."""
-    sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    chosen = _prompts(checkpoint, sources, length, samples, seed)
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "device": device, "dtype": dtype, "vectors": vectors}
     settings |= {
         "save_inputs": save_inputs,
@@ -95,6 +93,8 @@ def _prompts(checkpoint: str | None, sources: dict[str, Any], length: int | None
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
         raise InputError(f"expected one source of prompts, found {' and '.join(given)}")
+    if sources["--task"] not in (None, "niah"):
+        raise InputError(f"--task: expected niah, found {sources['--task']!r}")
     config = qp.read_config(checkpoint)
     tokenizer = qp.ByteTokenizer() if config.tokenizer == "bytes" else None
     if sources["--text"]:
@@ -103,8 +103,6 @@ def _prompts(checkpoint: str | None, sources: dict[str, Any], length: int | None
         return qp.file_prompts(sources["--prompts"], tokenizer)
     if sources["--tokens"]:
         return qp.token_prompts(sources["--tokens"], config.vocab_size)
-    if sources["--task"] not in (None, "niah"):
-        raise InputError(f"--task: expected niah, found {sources['--task']!r}")
     if tokenizer is None:
         raise InputError(f"--task niah: expected a model over bytes, found a vocabulary of {config.vocab_size}; use --tokens")
     return qp.niah_prompts(_training_length(checkpoint) if length is None else length, samples, seed)
@@ -128,7 +126,7 @@ def _show(summary: "xr.Dataset") -> None:
     per_unit = " / λ" if summary.attrs["per_unit_lambda"] else ""
     heads = {name: head + per_unit * name.startswith("correction") for name, head in COLUMNS.items() if name in summary}
     layers = summary["layer"].values
-    rows = [[str(layer), *(f"{summary[name].values[i]:.3g}" for name in heads)] for i, layer in enumerate(layers)]
+    rows = [[str(layer), *(screen.number(summary[name].values[i]) for name in heads)] for i, layer in enumerate(layers)]
     screen.table("means over tokens and heads", ["layer", *heads.values()], rows)
     if "accuracy" in summary:
         typer.echo(f"Right answers: {float(summary['accuracy']):.1%} of {int(summary['scored'])} prompts")
