@@ -107,7 +107,8 @@ def _join(stores: list[xr.Dataset]) -> xr.Dataset:
         )
         joined = joined.merge(part, compat="override", join="override")
     common = {k: v for k, v in stores[0].attrs.items() if all(ds.attrs.get(k) == v for ds in stores)}
-    return joined.assign_attrs({**common, "complete": all(ds.attrs["complete"] for ds in stores)})
+    joined.attrs = {**common, "complete": all(ds.attrs["complete"] for ds in stores)}
+    return joined
 
 
 def _only(ds: xr.Dataset, names: list[Hashable]) -> xr.Dataset:

@@ -1,0 +1,148 @@
+"""Stores as plain xarray: without a warning, lazily, several as one, masked where incomplete."""
+
+import json
+import warnings
+from pathlib import Path
+
+import dask.array
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from qed_probe.errors import StoreError
+from qed_probe.store import reader, schema, writer
+from tests import store_run
+from tests.test_store_kill import check_complete_part
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MAX_BLOCK", store_run.BLOCK)
+
+
+def write(
+    path: Path, lengths: tuple[int, ...] = store_run.LENGTHS, packs_at_most: int | None = None, strength: float = 1
+) -> Path:
+    with writer.create(path, store_run.make_layout(lengths, strength=strength)) as out:
+        store_run.trace(out, packs_at_most=packs_at_most)
+        if packs_at_most is None:
+            out.finish()
+    return path
+
+
+def test_plain_xarray_without_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ds = xr.open_zarr(path)
+        tree = xr.open_datatree(path, engine="zarr")
+        assert (ds.role == "needle").values.tolist() == [t % 3 == 0 for t in range(775)]
+        assert ds["token_text"].values[:2].tolist() == ["é0", "é1"]
+    assert set(ds.coords) == {
+        "layer", "token_id", "token_text", "position", "prompt_index", "role", "cu_seqlens", "mark_token", "length",
+    }  # fmt: skip
+    assert ds.sel(layer=3)["lambda"].values.tolist() == [1.0, 2.0]
+    assert set(tree.children) == {"inputs", "states"}
+    assert {"token_id", "role", "cu_seqlens"} <= set(tree["inputs"].coords)
+    assert ds["prompt_index"].values[[0, 69, 70, 774]].tolist() == [0, 0, 1, 8]
+    assert ds["position"].values[[0, 69, 70, 774]].tolist() == [0, 69, 0, 89]
+
+
+def test_what_was_written_is_what_the_schema_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr")
+    layout = store_run.make_layout()
+    for group in ("", "inputs", "states"):
+        ds = xr.open_zarr(path, group=group, chunks=None)
+        for name, array in ds.data_vars.items():
+            row = schema.VARIABLES[f"{group}/{name}" if group else str(name)]
+            assert array.dims == row.dims
+            assert array.dtype == row.dtype
+            assert (array.attrs["long_name"], array.attrs["units"]) == (row.long_name, row.units)
+            assert array.shape == tuple(layout.sizes[dim] for dim in row.dims)
+
+
+def test_open_is_lazy_and_right(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr")
+    ds = reader.open(path)
+    assert ds.attrs["complete"] is True
+    assert bool(ds["complete"].all())
+    assert "done" not in ds
+    for name in ("rho", "read", "state_norm", "nll"):
+        assert isinstance(ds[name].data, dask.array.Array)
+    assert ds["rho"].data.chunks[1][0] == 64
+    check_complete_part(ds)
+    check_complete_part(reader.open_inputs(path), "inputs")
+    check_complete_part(reader.open_states(path), "states")
+
+
+def test_incomplete_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", packs_at_most=3)  # packs end at 79, 210, 275: blocks of 64 are done up to 256
+    with pytest.warns(reader.IncompleteStoreWarning, match=r"a\.zarr: 256 of 775 tokens are complete"):
+        ds = reader.open(path)
+    assert ds.attrs["complete"] is False
+    assert ds["complete"].values.tolist() == [True] * 256 + [False] * 519
+    check_complete_part(ds)
+    # The fifth prompt (210 to 274) reaches into a block that is not done, though its outcome was written.
+    raw = xr.open_zarr(path)["correct"].values
+    assert np.isfinite(raw[4])
+    assert np.isnan(ds["correct"].values[4])
+    assert ds["read"].dtype == np.float16
+    assert ds["rho"].attrs["units"] == "1"
+    with pytest.warns(reader.IncompleteStoreWarning):
+        check_complete_part(reader.open_inputs(path), "inputs")
+
+
+def test_several_stores_are_one(tmp_path: Path) -> None:
+    first, second = (5, 70), (130, 1, 64)
+    one = write(tmp_path / "one.zarr", first)
+    two = write(tmp_path / "two.zarr", second)
+    ds = reader.open(one, two)
+    a, b = reader.open(one), reader.open(two)
+    assert ds["cu_seqlens"].values.tolist() == [0, 5, 75, 205, 206, 270]
+    assert ds["prompt_index"].values.tolist() == np.repeat(range(5), [*first, *second]).tolist()
+    np.testing.assert_array_equal(ds["mark_token"], schema.mark_tokens(np.array([*first, *second])))
+    assert ds["length"].values.tolist() == [*first, *second]
+    for name, dim in (("rho", "token"), ("read", "token"), ("state_norm", "mark"), ("correct", "prompt"), ("nll", "token")):
+        parts = [x[name].values for x in (a, b)]
+        np.testing.assert_array_equal(ds[name].values, np.concatenate(parts, ds[name].dims.index(dim)))
+        assert isinstance(ds[name].data, dask.array.Array)
+    np.testing.assert_array_equal(ds["lambda"], a["lambda"])
+    assert ds.attrs["complete"] is True
+    assert "prompts_digest" not in ds.attrs
+    assert ds.attrs["mixer"] == "eda-qed"
+    part = write(tmp_path / "part.zarr", packs_at_most=1)
+    with pytest.warns(reader.IncompleteStoreWarning):
+        joined = reader.open(one, part)
+    assert joined.attrs["complete"] is False
+    assert joined["complete"].values.sum() == 75 + 64
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.zarr", (5,))
+    half = write(tmp_path / "half.zarr", (5,), strength=0.5)
+    with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1 and 0.5"):
+        reader.open(one, half)
+    with pytest.raises(StoreError, match=r"none\.zarr: expected a qed-probe store, found nothing there"):
+        reader.open(tmp_path / "none.zarr")
+    zarr.create_group(tmp_path / "foreign.zarr")
+    (tmp_path / "file").write_text("{}")
+    for name in ("foreign.zarr", "file", "."):
+        with pytest.raises(StoreError, match="found something else"):
+            reader.open(tmp_path / name)
+    with pytest.raises(StoreError, match="at least one"):
+        reader.open()
+    metadata = json.loads((one / "zarr.json").read_text())
+    metadata["attributes"]["qed_probe_schema"] = 2
+    (one / "zarr.json").write_text(json.dumps(metadata))
+    with pytest.raises(StoreError, match="expected schema version 1, found 2; a newer qed-probe reads it"):
+        reader.open(one)
+
+
+def test_groups_that_were_not_asked_for(tmp_path: Path) -> None:
+    layout = store_run.make_layout(names=("rho",))
+    writer.create(tmp_path / "a.zarr", layout).close()
+    with pytest.raises(StoreError, match="expected group inputs, found none; trace with --save-inputs"):
+        reader.open_inputs(tmp_path / "a.zarr")
+    with pytest.raises(StoreError, match="expected group states, found none; trace with --state-at"):
+        reader.open_states(tmp_path / "a.zarr")
