@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +204,7 @@ def test_stopped_between_the_renames(finished: Path) -> None:
         assert out.first_token == 775
     assert contents(finished) == before
     with writer.create(finished, store_run.make_layout(), overwrite=True):
-        pass
+        finished.rename(place.sibling(finished, "old"))
     assert siblings(finished) == ["run.zarr"]
     assert contents(finished) == before
 
@@ -223,6 +224,26 @@ def test_resume_drops_what_is_done(tmp_path: Path) -> None:
     assert not (rho[:, :192] == 5).any()
     assert (rho[:, 192:] == 5).all()
     assert {name: data for name, data in contents(path).items() if name in done} == done
+
+
+def test_optional_shapes(tmp_path: Path) -> None:
+    """Vectors in float32, an edit axis on v and beta, and the state before each prompt."""
+    names = ("read", "inputs/v", "inputs/beta", "inputs/initial_state")
+    layout = replace(store_run.make_layout((70, 9), names), vectors="float32", edit_inputs=True)
+    states = np.arange(2 * 2 * 4 * 3, dtype=np.float32).reshape(2, 2, 4, 3)
+    with writer.create(tmp_path / "a.zarr", layout) as out:
+        for layer in layout.layers:
+            out.write("read", np.full((79, 2, 3), 70000.0), layer=layer, start=0)
+            out.write("inputs/v", np.full((79, 2, 2, 3), layer), layer=layer, start=0)
+            out.write("inputs/beta", np.full((79, 2, 2), layer), layer=layer, start=0)
+            out.write_prompts("inputs/initial_state", states + layer, layer=layer, start=0)
+        out.commit(79)
+        out.finish()
+    assert (reader.open(tmp_path / "a.zarr")["read"] == 70000).all()
+    ds = reader.open_inputs(tmp_path / "a.zarr")
+    assert ds["v"].dims == ("layer", "token", "head", "edit", "value")
+    assert ds["beta"].sel(layer=3).values.tolist() == np.full((79, 2, 2), 3).tolist()
+    np.testing.assert_array_equal(ds["initial_state"], np.stack([states, states + 3]))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -70,7 +70,8 @@ def restore(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what stopped writers left beside ``path``."""
+    """Remove what stopped writers left beside ``path``, which never is the only copy of a store."""
+    restore(path)
     for kind in ("tmp", "new", "old"):
         if sibling(path, kind).exists():
             shutil.rmtree(sibling(path, kind))

@@ -27,7 +27,7 @@ def create(path: str | Path, layout: Layout, *, overwrite: bool = False) -> "Wri
     Raises StoreError, and touches nothing, if something is there already (with ``overwrite``: something that is no qed-probe
     store), if another process writes there, or if the disk does not allow it.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.realpath(path))
     with _held(path, "nothing was created") as held:
         place.restore(path)
         if os.path.lexists(path):
@@ -53,7 +53,7 @@ def resume(path: str | Path, layout: Layout) -> "Writer":
     Raises StoreError, and touches nothing, if there is no store, if another process writes it, or if its identity differs
     from the layout's, naming what differs.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.realpath(path))
     with _held(path, "nothing was changed") as held:
         place.restore(path)
         stored = place.stored_attrs(path)
