@@ -90,6 +90,9 @@ def save(figure: Figure, stem: Path, formats: Collection[str] = ("png", "svg")) 
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with mpl.rc_context(style.RC):
+        # Laid out once: each further draw would move things by parts of a point.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         for path, kind in zip(paths, formats, strict=True):
             figure.savefig(path, format=kind, metadata=undated[kind])
     return paths

@@ -1,5 +1,6 @@
 """From a trace's Dataset to a small Dataset of numbers: each analysis is an array function and one labelled function on top."""
 
+from qed_probe.analyses.blocks import Analysis
 from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
@@ -8,6 +9,7 @@ from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
 
 __all__ = [
+    "Analysis",
     "correction_share",
     "eigenvalue_bounds",
     "eigenvalues",

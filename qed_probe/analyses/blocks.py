@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from qed_probe.errors import StoreError
 
 Array = NDArray[Any]
+Analysis = Callable[[xr.Dataset], xr.Dataset]
 Field = tuple[tuple[str, ...], str, str]  # dims, units, long name
 
 BLOCK = 4096

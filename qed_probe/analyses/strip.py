@@ -30,17 +30,19 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     if layer not in layers or (head is not None and head not in heads):
         raise InputError(f"expected a layer of {layers.tolist()} and a head of {heads.tolist()}, found {layer} and {head}")
     kept = start + np.flatnonzero(complete_tokens(ds)[start:stop])
-    text = np.array([str(x) for x in ds["token_text"].values[kept]], dtype=object)
+    if not kept.size:
+        raise StoreError(f"expected a prompt with complete tokens, found none complete in prompt {prompt}")
+    text = [str(x) for x in ds["token_text"].isel(token=kept).values]
     after = np.cumsum([len(x) for x in text[::-1]])[::-1]
-    first = int(np.argmax(after <= LONGEST)) if len(kept) and after.min() <= LONGEST else max(len(kept) - 1, 0)
+    first = min(int((after > LONGEST).sum()), len(text) - 1)
     part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept[first:]).transpose("token", "head")
     value = (part.isel(head=head) if head is not None else part.mean("head", skipna=False)).values
-    role = ds["role"].values[kept[first:]].astype(str) if "role" in ds else np.full(len(value), "")
+    role = ds["role"].isel(token=kept[first:]).values.astype(str) if "role" in ds else np.full(len(value), "")
     long_name = f"{part.attrs.get('formula') or part.attrs.get('long_name', record)}"
     where = f"layer {layer}, " + ("mean over heads" if head is None else f"head {head}")
     return label(
         ds,
-        {"value": value, "text": text[first:].astype(str), "role": role},
+        {"value": value, "text": np.array(text[first:]), "role": role},
         FIELDS | {"value": (("token",), str(part.attrs.get("units", "1")), long_name)},
         {"token": kept[first:]},
         record=record,

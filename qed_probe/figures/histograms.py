@@ -70,7 +70,7 @@ def draw_rho_read(ds: xr.Dataset) -> Figure:
         axes.tick_params(labelbottom=last)
         axes.set_xlabel("ρ = qᵀk" if last else "")
     figure.supylabel("‖S̄ᵀd‖", fontsize=7)
-    figure.colorbar(mesh, ax=panels, label="count in a bin", aspect=20 * lines, pad=0.02)
+    style.colour_bar(figure, mesh, list(panels.flat), "count in a bin", aspect=20 * lines)
     n, zero, below = (int(ds[name].sum()) for name in ("n", "zero", "below"))
     text = f"{n:,} pairs;  not drawn: {zero:,} with ‖S̄ᵀd‖ = 0, {below:,} below the axis"
     style.write_below(figure, [text, style.note(ds)])
@@ -94,5 +94,5 @@ def _stack(ds: xr.Dataset, label: str, row_top: float) -> tuple[Figure, Axes, Ax
     style.label_rows(rows.yaxis, ds["layer"].values)
     rows.set_ylabel("layer")
     rows.set_xlabel(label)
-    figure.colorbar(mesh, ax=rows, label="part of the layer", pad=0.02, aspect=12)
+    style.colour_bar(figure, mesh, rows, "part of the layer", aspect=12)
     return figure, top, rows

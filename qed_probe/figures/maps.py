@@ -61,4 +61,4 @@ def _draw_pair(
     axes: Axes
     for axes, x in zip(pair, values, strict=True):
         mesh = style.heatmap(axes, x, layers, norm)
-    figure.colorbar(mesh, ax=list(pair), label=text, pad=0.02, aspect=15)
+    style.colour_bar(figure, mesh, list(pair), text, aspect=15)

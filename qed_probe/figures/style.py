@@ -1,5 +1,6 @@
 """One look for all figures: sizes of a paper's column, colours that the colour-blind can tell apart, and shared small parts."""
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -67,11 +68,28 @@ def label_rows(axis: Axis, labels: NDArray[Any], most: int = 8) -> None:
 
 
 def log_norm(values: NDArray[Any]) -> LogNorm:
-    """A logarithmic colour scale over the positive finite values, never narrower than a factor of two."""
+    """A logarithmic colour scale over the positive finite values, wide enough to hold a 1, 2 or 5."""
     drawn = values[np.isfinite(values) & (values > 0)]
     low, high = (float(drawn.min()), float(drawn.max())) if drawn.size else (0.5, 1.0)
-    widen = max(1.0, np.sqrt(2 * low / high))
+    widen = max(1.0, np.sqrt(2.5 * low / high))
     return LogNorm(low / widen, high * widen)
+
+
+def colour_bar(figure: Figure, mesh: QuadMesh, axes: Axes | list[Axes], label: str, aspect: float) -> None:
+    """A bar for a logarithmic colour scale, ticked at 1, 2 and 5 or, over more than a decade and a half, at powers of ten."""
+    low, high = mesh.get_clim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 30 else (1,)
+    marks = [(step, power) for power in decades[:: -(-len(decades) // 6)] for step in steps if low <= step * 10.0**power <= high]
+    bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02, aspect=aspect)
+    bar.set_ticks([step * 10.0**power for step, power in marks], labels=[_number(*mark) for mark in marks])
+    bar.minorticks_off()
+
+
+def _number(step: int, power: int) -> str:
+    if -3 <= power <= 3:
+        return f"{step * 10.0**power:g}"
+    return f"${step} \\times 10^{{{power}}}$" if step > 1 else f"$10^{{{power}}}$"
 
 
 def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNorm) -> QuadMesh:

@@ -1,0 +1,197 @@
+"""What figures draw, as numbers; that nothing runs off the page; and the gallery's files."""
+
+import itertools
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.image
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle, StepPatch
+from matplotlib.text import Text
+from numpy.typing import NDArray
+
+from qed_probe import analyses, figures, gallery
+from qed_probe.errors import InputError, StoreError
+from qed_probe.figures.strip import wrap
+from tests.synthetic_store import TEXT, synthetic_store
+
+ROWS = {row.name: row for row in gallery.DIAGNOSTICS}
+
+
+def _meshes(figure: Figure) -> list[NDArray[np.float64]]:
+    found = (axes.findobj(QuadMesh) for axes in figure.axes if axes.get_label() != "<colorbar>")
+    return [np.ma.filled(np.ma.asarray(mesh.get_array(), float), np.nan) for mesh in itertools.chain(*found)]
+
+
+def _texts(figure: Figure) -> str:
+    return "\n".join(x.get_text() for x in figure.findobj(Text))
+
+
+def _drawn(figure: Figure) -> RendererAgg:
+    renderer = RendererAgg(*figure.bbox.size, figure.dpi)
+    figure.draw(renderer)
+    return renderer
+
+
+def test_eigenvalues_draw_the_counts_between_the_ends_of_theory() -> None:
+    ds = analyses.eigenvalues(synthetic_store(2, 3, mixer="qed-nogate-noproj"))
+    figure = figures.draw_eigenvalues(ds)
+    used = ds.sel(record="eigenvalue")
+    (steps,) = [x for x in figure.axes[0].patches if isinstance(x, StepPatch)]
+    counts, edges, _ = steps.get_data()
+    np.testing.assert_array_equal(counts, used["counts"].sum("layer"))
+    np.testing.assert_array_equal(edges, ds["edges"])
+    dashed = [np.asarray(line.get_xdata())[0] for line in figure.axes[0].get_lines()]
+    np.testing.assert_allclose(dashed, [ds["low"].min(), ds["high"].max()])
+    (share,) = _meshes(figure)
+    np.testing.assert_allclose(np.nansum(share, axis=1), 1)
+    assert f"{int(used['n'].sum()):,} values" in _texts(figure)
+
+
+def test_the_first_bad_value_is_told_in_the_figure() -> None:
+    ds = synthetic_store(2, 3)
+    ds["rho"][1, 20, 2] = np.inf
+    assert "rho: 1 not finite, first at layer 1, token 20, head 2" in _texts(figures.draw_rho(analyses.rho(ds)))
+
+
+def test_rho_read_has_a_panel_a_layer() -> None:
+    ds = analyses.rho_read(synthetic_store(5, 2))
+    meshes = _meshes(figures.draw_rho_read(ds))
+    assert len(meshes) == 5
+    for i, mesh in enumerate(meshes):
+        np.testing.assert_array_equal(np.nan_to_num(mesh), ds["counts"][i].T)
+
+
+def test_shares_are_drawn_with_layer_0_on_top_and_say_their_unit() -> None:
+    ds = analyses.correction_share(synthetic_store(4, 3))
+    figure = figures.draw_correction_share(ds)
+    names = ("share_mean", "share_median", "across_mean", "across_median")
+    for mesh, name in zip(_meshes(figure), names, strict=True):
+        np.testing.assert_array_equal(mesh, ds[name])
+    assert all(axes.get_ylim() == (3.5, -0.5) for axes in figure.axes[:4])
+    assert "per unit λ" not in _texts(figure)
+    assert "per unit λ" in _texts(figures.draw_correction_share(analyses.correction_share(synthetic_store(strength=0))))
+
+
+def test_half_lives_without_end_are_counted_and_not_drawn() -> None:
+    decay = np.full((2, 1, 2), -0.1)
+    decay[0, 0] = [0, -np.inf]
+    figure = figures.draw_half_life(analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay})))
+    assert np.isnan(_meshes(figure)[0]).tolist() == [[True, True], [False, False]]
+    assert "mean channel: 4 heads, 1 at ∞, 1 at 0 (444 tokens with g = −∞)" in _texts(figure)
+
+
+def test_strip_paints_each_token_and_underlines_its_role() -> None:
+    ds = synthetic_store(1, 1, 1)
+    ds["residual_norm"][0, 3, 0] = np.nan
+    figure = figures.draw_token_strip(analyses.token_strip(ds, "residual_norm"))
+    axes = figure.axes[0]
+    patches = [x for x in axes.patches if isinstance(x, Rectangle)]
+    assert len(patches) == len(TEXT)
+    shades = np.array([sum(to_rgb(x.get_facecolor())) for x in patches])
+    value = np.minimum(ds["residual_norm"].values[0, :, 0], np.nanquantile(ds["residual_norm"], 0.99))
+    finite = np.isfinite(value)
+    order = np.argsort(value[finite])
+    assert (np.diff(shades[finite][order]) >= -0.03).all()  # cividis brightens with its value
+    assert to_rgb(patches[3].get_facecolor()) == pytest.approx([0.851] * 3, abs=1e-3)
+    assert "".join(t.get_text() for t in axes.texts) == TEXT.replace("\n", "↵").replace(" ", "")
+    (lines,) = axes.findobj(LineCollection)
+    assert len(lines.get_segments()) == int((ds["role"] != "noise").sum())
+    assert {"needle", "question", "answer"} <= set(_texts(figure).split("\n"))
+
+
+def test_wrap_fills_lines_and_shows_what_the_font_cannot() -> None:
+    pieces = wrap(["ab", "cdefg", "", "\n", "漢", "$x$"], 4)
+    assert [(p.token, p.text, p.column, p.line) for p in pieces] == [
+        (0, "ab", 0, 0), (1, "cd", 2, 0), (1, "efg", 0, 1), (3, "↵", 3, 1), (4, "�", 0, 2), (5, "$x$", 1, 2),
+    ]  # fmt: skip
+
+
+def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
+    text = "$\\alpha_{x$ 漢\x00\x1b🙂é \\n"
+    ds = synthetic_store(1, 1, 1, text, records={"read_norm": 0})
+    _drawn(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "tokens-read"])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (24, 6)])
+def test_no_words_leave_the_page_or_lie_on_each_other(name: str, layers: int, heads: int) -> None:
+    ds = synthetic_store(layers, heads)
+    ds["log_decay"][0, :, 0] = 0
+    figure = ROWS[name].figure(ROWS[name].analysis(ds))
+    renderer = _drawn(figure)
+    page = figure.bbox
+    words = [x for x in figure.findobj(Text) if x.get_visible() and x.get_text().strip()]
+    shown = [x for x in words if x.get_fontfamily() != ["DejaVu Sans Mono"]]
+    boxes = [(x.get_text(), x.get_window_extent(renderer)) for x in shown if not _is_hidden_tick(figure, x)]
+    for text, box in boxes:
+        assert page.x0 - 1 <= box.x0, text
+        assert box.x1 <= page.x1 + 1, text
+        assert page.y0 - 1 <= box.y0, text
+        assert box.y1 <= page.y1 + 1, text
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        assert min(a.x1, b.x1) - max(a.x0, b.x0) <= 1 or min(a.y1, b.y1) - max(a.y0, b.y0) <= 1, (one, other)
+
+
+def _is_hidden_tick(figure: Figure, text: Text) -> bool:
+    """Matplotlib keeps labels of ticks that lie beyond an axis, and of axes that are off, and does not draw them."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if text in (tick.label1, tick.label2):
+                    slack = 1e-9 * (high - low)
+                    return not axes.axison or not low - slack <= tick.get_loc() <= high + slack
+    return False
+
+
+def test_figures_leave_no_trace_in_matplotlibs_state() -> None:
+    code = "import sys; from qed_probe import figures; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    before = mpl.rcParams["font.size"]
+    figures.draw_rho(analyses.rho(synthetic_store()))
+    assert mpl.rcParams["font.size"] == before
+
+
+def test_plot_writes_every_figure_at_column_width_and_the_same_bytes_twice(tmp_path: Path) -> None:
+    ds = synthetic_store(text=TEXT[-60:])
+    paths = gallery.plot(ds, tmp_path / "a")
+    assert [p.name for p in paths] == [f"{name}.{kind}" for name in ROWS for kind in ("png", "svg")]
+    widths = {p.stem: matplotlib.image.imread(p).shape[1] for p in paths if p.suffix == ".png"}
+    assert {name: width / 300 for name, width in widths.items()} == {n: 7.0 if n.startswith("tokens") else 3.4 for n in ROWS}
+    again = gallery.plot(ds, tmp_path / "b", formats=("svg",))
+    for path in again:
+        assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
+
+
+def test_plot_says_what_it_skips_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ds = synthetic_store(mixer="linear").drop_vars(["read_norm", "correction_norm", "correction_cosine"])
+    with caplog.at_level(logging.WARNING):
+        paths = gallery.plot(ds, tmp_path, formats=["png"])
+    assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "tokens-written"}
+    assert set(gallery.skipped(ds)) == {"correction-share", "rho-read", "tokens-read"}
+    assert "rho-read is not drawn: the store has no read_norm" in caplog.text
+
+
+def test_plot_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found bmp"):
+        gallery.plot(synthetic_store(), tmp_path / "x", formats=["bmp"])
+    with pytest.raises(InputError, match="found none"):
+        gallery.plot(synthetic_store(), tmp_path / "x", formats=[])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="found a file"):
+        gallery.plot(synthetic_store(), tmp_path / "file")
+    with pytest.raises(StoreError, match="records to draw"):
+        gallery.plot(xr.Dataset(coords={"token": [0]}), tmp_path / "x")
+    with pytest.raises(StoreError):
+        gallery.plot(tmp_path / "nowhere.zarr", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
