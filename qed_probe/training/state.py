@@ -1,6 +1,5 @@
 """A run in progress, and the files that hold it: every one is replaced whole, so that a kill leaves the last save."""
 
-import copy
 import hashlib
 import json
 import os
@@ -42,12 +41,8 @@ def save(run: Run, **found: float) -> None:
     """Write training.pt, then the checkpoint, whose provenance takes ``found``."""
     state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "done": run.done, "lines": run.lines}
     _replace(run.output / "training.pt", lambda path: torch.save(state | {"identity": _identity(run)}, path))
-    checkpoint.save(as_saved(run), run.output, {"recipe": asdict(run.recipe), "seed": run.seed, "steps": run.done, **found})
-
-
-def as_saved(run: Run) -> LanguageModel:
-    """A copy of the model, its weights rounded as in the checkpoint."""
-    return copy.deepcopy(run.model).to(run.dtype)
+    provenance = {"recipe": asdict(run.recipe), "seed": run.seed, "steps": run.done, **found}
+    checkpoint.save(run.model, run.output, provenance, dtype=run.dtype)
 
 
 def restore(run: Run) -> None:

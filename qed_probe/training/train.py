@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qed_probe.errors import CheckFailed, InputError
+from qed_probe.models import checkpoint
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.layers import HeadLinear
@@ -23,7 +24,7 @@ from qed_probe.tasks.prompts import open_ids
 from qed_probe.training.objective import batch, evaluate_niah, measure
 from qed_probe.training.recipes import Recipe
 from qed_probe.training.schedule import wsd
-from qed_probe.training.state import Line, Run, as_saved, log, open_log, restore, save
+from qed_probe.training.state import Line, Run, log, open_log, restore, save
 
 FRESH = 200
 
@@ -67,10 +68,14 @@ def train(
     found: dict[str, float] = {}
     with _interruptible() as interrupted:
         _loop(run, progress, interrupted)
+        save(run)
         if recipe.task == "niah" and not interrupted.is_set():
-            accuracy = evaluate_niah(as_saved(run).float(), recipe.length, FRESH, seed, recipe.micro_batch)
-            found = {"fresh_samples": FRESH, "fresh_accuracy": accuracy}
-        save(run, **found)
+            saved = checkpoint.load(output, device=device)
+            found = {
+                "fresh_samples": FRESH,
+                "fresh_accuracy": evaluate_niah(saved, recipe.length, FRESH, seed, recipe.micro_batch),
+            }
+            save(run, **found)
     if interrupted.is_set():
         raise KeyboardInterrupt
     seen = run.done * recipe.batch * recipe.length
