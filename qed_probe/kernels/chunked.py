@@ -1,13 +1,13 @@
-"""The recurrence in chunks, in plain PyTorch: any mixer, any device, differentiable, with the reads of any probe in the same pass.
+"""The recurrence in chunks, in plain PyTorch: any mixer, any device, differentiable, any probe read in the same pass.
 
 Inside a chunk the residuals ``r`` of all edits solve one unit lower-triangular system::
 
     (I + L) R = U − A₀S₀,   L[(i,m), (j,n)] = a_imᵀ Diag(Π_{j<l≤i} exp g_l) k_jn   for (j,n) before (i,m)
 
-and the chunk's last state is ``(Π exp g) S₀ + K_endᵀ R``. Decays are only ever multiplied: blocks of s tokens are joined to blocks of
-2s, the rows of the second half carrying the decay from the joint to themselves, the columns of the first half the decay from
-themselves to the joint. Every factor lies in [0, 1], so decays down to exp(−∞) = 0 neither overflow nor cancel, and no token's
-result depends on a later one, to the bit.
+and the chunk's last state is ``(Π exp g) S₀ + K_endᵀ R``. Decays are only ever multiplied: blocks of s tokens are joined to
+blocks of 2s, the rows of the second half carrying the decay from the joint to themselves, the columns of the first half the
+decay from themselves to the joint. Every factor lies in [0, 1], so decays down to exp(−∞) = 0 neither overflow nor cancel, and
+no token's result depends on a later one, to the bit.
 """
 
 import itertools
@@ -53,10 +53,10 @@ def recurrence(
 ) -> Read:
     """Run S̄ = Diag(exp g)S; S ← S + k_m(u_m − Sᵀa_m)ᵀ, m = 1..M; y = Sᵀq over every sequence.
 
-    ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]`` in [−∞, 0], ``k`` and ``a`` ``[B, T, H, M, K]``, ``u`` ``[B, T, H, M, V]``,
-    ``probes`` ``[B, T, H, P, K]``; ``initial_state`` ``[N, H, K, V]``, N sequences: the B rows, or those
-    that ``cu_seqlens`` ``[N + 1]`` marks in a single row. ``states_at`` are packed token indices whose state is returned. ``chunk``
-    is a power of two up to 64. Computes and returns float32 (float64 if ``q`` is float64).
+    ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]`` in [−∞, 0], ``k`` and ``a`` ``[B, T, H, M, K]``, ``u``
+    ``[B, T, H, M, V]``, ``probes`` ``[B, T, H, P, K]``; ``initial_state`` ``[N, H, K, V]``, N sequences: the B rows, or those
+    that ``cu_seqlens`` ``[N + 1]`` marks in a single row. ``states_at`` are packed token indices whose state is returned.
+    ``chunk`` is a power of two up to 64. Computes and returns float32 (float64 if ``q`` is float64).
     """
     B, T, H, K = q.shape
     M, V = u.shape[-2:]
@@ -67,8 +67,8 @@ def recurrence(
     c, w = (_fill(layout, t, dtype).contiguous() for t in (k, u))
     x = torch.cat([_fill(layout, t, dtype) for t in (a, q[..., None, :])], -2)
     # Probes are rows of their own, so that asking for them leaves the bits of y as they are.
-    rows = [x] if probes is None else [x, _fill(layout, probes, dtype).contiguous()]
-    within, from_start, to_end = _couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
+    p = _fill(layout, q.new_zeros(B, T, H, 0, K) if probes is None else probes, dtype).contiguous()
+    within, from_start, to_end = _couple([x, p], c, _fill(layout, g[..., None, :], dtype).exp())
     n, C = layout.chunks, layout.size
     entering = x * from_start
     leaving = (c * to_end).flatten(2, 3).transpose(-1, -2)
@@ -81,17 +81,14 @@ def recurrence(
     starts, after, final = _scan(layout, carry, leaving @ written, initial_state.to(dtype))
     residual = written - seen @ starts
     decayed_y = entering[..., M, :] @ starts + within[0][..., M, :] @ residual
-    read = q.new_zeros(n, H, C, 0, V)
-    if probes is not None:
-        read = (rows[1] * from_start).flatten(2, 3) @ starts + within[1].flatten(2, 3) @ residual
-        read = read.view(n, H, C, -1, V)
+    read = (p * from_start).flatten(2, 3) @ starts + within[1].flatten(2, 3) @ residual
     residual = residual.view(n, H, C, M, V)
     y = decayed_y + ((x[..., M:, :] @ c.transpose(-1, -2)) @ residual)[..., 0, :]
     return Read(
         y=layout.take(y).view(B, T, H, V),
         decayed_y=layout.take(decayed_y).view(B, T, H, V),
         residual=layout.take(residual).view(B, T, H, M, V),
-        probes=layout.take(read).view(B, T, H, -1, V) if probes is not None else q.new_zeros(B, T, H, 0, V),
+        probes=layout.take(read.view(n, H, C, p.shape[-2], V)).view(B, T, H, p.shape[-2], V),
         final_state=final,
         state_norm=torch.linalg.vector_norm(after, dim=(-2, -1))[layout.marks],
         states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, residual),
@@ -103,19 +100,20 @@ def _fill(layout: Grid, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The decayed products of every row with every column written at an earlier token, and the decay from the start and to the end.
+    """The decayed products of every row with every column of an earlier token, and the decays from the start and to the end.
 
-    ``rows`` are ``[n, H, C, R, K]`` each, ``c`` ``[n, H, C, M, K]`` the columns k_1..k_M. Returns a strictly lower ``[n, H, C, R, C·M]`` for
-    each of the rows, and two decays ``[n, H, C, 1, K]``.
+    ``rows`` are ``[n, H, C, R, K]`` each, ``c`` ``[n, H, C, M, K]`` the columns k_1..k_M. Returns a strictly lower
+    ``[n, H, C, R, C·M]`` for each of the rows, and two decays ``[n, H, C, 1, K]``.
     """
     n, H, C, M, K = c.shape
+    G = decay.shape[-1]
     within = [c.new_zeros(n, H, C, x.shape[-2], C * M) for x in rows]
     prefix, suffix = decay, torch.ones_like(decay)
     size = 1
     while size < C:
         pairs = (n, H, C // (2 * size), 2, size)
-        upper, lower = prefix.view(*pairs, 1, -1).unbind(3)
-        left, right = suffix.view(*pairs, 1, -1).unbind(3)
+        upper, lower = prefix.view(*pairs, 1, G).unbind(3)
+        left, right = suffix.view(*pairs, 1, G).unbind(3)
         early = (c.view(*pairs, M, K)[:, :, :, 0] * left).flatten(3, 4).transpose(-1, -2)
         for x, product in zip(rows, within, strict=True):
             R = x.shape[-2]
@@ -125,7 +123,7 @@ def _couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor],
         prefix = torch.cat([upper, lower * upper[:, :, :, -1:]], 3)
         suffix = torch.cat([left * lower[:, :, :, -1:], right], 3)
         size *= 2
-    return within, prefix.view(n, H, C, 1, -1), suffix.view(n, H, C, 1, -1)
+    return within, prefix.view(n, H, C, 1, G), suffix.view(n, H, C, 1, G)
 
 
 def _add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
@@ -139,7 +137,7 @@ def _add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
 
 
 def _scan(layout: Grid, carry: Tensor, gain: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """S ← carry·S + gain, chunk by chunk, all sequences at once: the states before and after every chunk, and each sequence's last."""
+    """S ← carry·S + gain, chunk by chunk, all sequences at once: the states around every chunk, and each sequence's last."""
     state = state[layout.order]
     before, after = [state[:0]], [state[:0]]
     for at in layout.steps:

@@ -40,7 +40,7 @@ class Mixer:
 
     @property
     def reads_direction(self) -> Direction | None:
-        """The direction whose read is recorded: the mixer's own, else the one that QED would add; None where there is no erase gate."""
+        """The direction whose read is recorded: the mixer's own, else the one QED would add; None without an erase gate."""
         return (self.direction or Direction()) if self.gate in ("scalar", "channel") else None
 
 
@@ -74,8 +74,9 @@ MIXERS: dict[str, Mixer] = {
 class Tokens:
     """What a layer feeds its memory at each token, as the model used it and before anything is combined.
 
-    ``q``, ``k`` ``[B, T, Hk, K]`` and ``v`` ``[B, T, H, V]``, with H a multiple of Hk; ``g`` is the log decay ``[B, T, H, K]`` or
-    ``[B, T, H, 1]``. ``beta`` ``[B, T, H]`` is a scalar gate, ``b`` ``[B, T, H, K]`` and ``w`` ``[B, T, H, V]`` are channel gates.
+    ``q``, ``k`` ``[B, T, Hk, K]`` and ``v`` ``[B, T, H, V]``, with H a multiple of Hk; ``g`` is the log decay
+    ``[B, T, H, K]`` or ``[B, T, H, 1]``. ``beta`` ``[B, T, H]`` is a scalar gate, ``b`` ``[B, T, H, K]`` and ``w``
+    ``[B, T, H, V]`` are channel gates.
     ``lam`` ``[H]`` is λ and ``direction`` ``[H, K]`` a fixed random z. ``address`` ``[B, T, H, K]`` and ``gamma`` ``[B, T, H]``
     are EDA's ε and γ; ``removal_key`` and ``in_context_rate`` ``[B, T, H, K]`` are RWKV-7's κ and η. A mixer that makes several
     delta edits (``deltaproduct``) has ``k`` ``[B, T, Hk, n, K]``, ``v`` ``[B, T, H, n, V]`` and ``beta`` ``[B, T, H, n]``.
@@ -102,9 +103,9 @@ class Tokens:
 class Edits:
     """The canonical inputs of the recurrence, float32 (float64 if given float64), and the vectors that its records speak of.
 
-    ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]``, ``k`` and ``a`` ``[B, T, H, M, K]``, ``u`` ``[B, T, H, M, V]``. ``main`` is
-    the index of the edit that the records describe; ``base`` ``[B, T, H, K]`` is what it reads without the added direction ``d``;
-    ``address`` is EDA's ε.
+    ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]``, ``k`` and ``a`` ``[B, T, H, M, K]``, ``u`` ``[B, T, H, M, V]``.
+    ``main`` is the index of the edit that the records describe; ``base`` ``[B, T, H, K]`` is what it reads without the added
+    direction ``d``; ``address`` is EDA's ε.
     """
 
     q: Tensor
@@ -199,8 +200,9 @@ def _checked(mixer: Mixer, tokens: Tokens) -> Tokens:
     K = tokens.q.shape[-1]
     several = (tokens.k.shape[-2],) if tokens.k.ndim == 5 else ()
     expected: dict[str, tuple[int, ...]] = {
-        "q": (B, T, H, K), "k": (B, T, H, *several, K), "v": (B, T, H, *several, V), "g": (B, T, H, K), "beta": (B, T, H, *several),
-        "b": (B, T, H, K), "w": (B, T, H, V), "lam": (H,), "direction": (H, K), "address": (B, T, H, K), "gamma": (B, T, H),
+        "q": (B, T, H, K), "k": (B, T, H, *several, K), "v": (B, T, H, *several, V), "g": (B, T, H, K),
+        "beta": (B, T, H, *several), "b": (B, T, H, K), "w": (B, T, H, V), "lam": (H,), "direction": (H, K),
+        "address": (B, T, H, K), "gamma": (B, T, H),
         "removal_key": (B, T, H, K), "in_context_rate": (B, T, H, K),
     }  # fmt: skip
     given = {field.name: x for field in fields(tokens) if isinstance(x := getattr(tokens, field.name), Tensor)}

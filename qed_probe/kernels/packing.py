@@ -17,10 +17,10 @@ MARK = 64
 class Grid:
     """Where the tokens of N packed sequences lie in ``chunks`` chunks of ``size`` tokens.
 
-    ``slot`` ``[tokens]`` is each token's place in the grid, None where the grid is the packing itself. ``order`` lists the sequences
-    by falling length, so that those still running at any step of the scan come first; ``steps[c]`` picks the chunk that each of
-    them is at, ``back`` brings what was gathered step by step into the order of the chunks, and ``marks`` picks the chunks that end
-    at a mark.
+    ``slot`` ``[tokens]`` is each token's place in the grid, None where the grid is the packing itself. ``order`` lists the
+    sequences by falling length, so that those still running at any step of the scan come first; ``steps[c]`` picks the chunk
+    that each of them is at, ``back`` brings what was gathered step by step into the order of the chunks, and ``marks`` picks the
+    chunks that end at a mark.
     """
 
     size: int

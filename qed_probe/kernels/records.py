@@ -60,15 +60,14 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     """
     k, a = ready.k[..., ready.main, :], ready.a[..., ready.main, :]
     rho, overlap, overlap_base = _dot(ready.q, k), _dot(a, k), _dot(ready.base, k)
-    key_norm = _norm(k)
     found = {
         "rho": rho,
         "eigenvalue": 1 - overlap,
         "eigenvalue_projected": 1 - overlap_base,
         "eigenvalue_unit": 1 - _unit_overlap(mixer, tokens) if tokens.unit_key else 1 - overlap,
-        "key_norm": key_norm,
-        "operator_norm": operator_norm(key_norm * _norm(a), overlap, k.shape[-1]),
-        "operator_norm_base": operator_norm(key_norm * _norm(ready.base), overlap_base, k.shape[-1]),
+        "key_norm": _norm(k),
+        "operator_norm": operator_norm(k, a, overlap),
+        "operator_norm_base": operator_norm(k, ready.base, overlap_base),
         "residual_norm": _norm(read.residual[..., ready.main, :]),
         "output_norm": _norm(read.y),
         "state_norm": read.state_norm,
@@ -79,7 +78,7 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     beta = overlap_base if tokens.beta is None else tokens.beta.to(k.dtype)
     beta = beta[..., -1] if beta.ndim == 4 else beta
     gamma = torch.zeros_like(rho) if tokens.gamma is None else tokens.gamma.to(k.dtype)
-    found |= {"budget_decay": 1 - found["retention"], "budget_delta": found["retention"] * beta}
+    found |= {"budget_decay": -ready.g.expm1().mean(-1), "budget_delta": found["retention"] * beta}
     if mixer.gate != "in-context":
         found["budget_erase"] = found["retention"] * gamma
     if ready.d is not None:
@@ -89,14 +88,18 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     return {name: x.float() for name, x in found.items()}
 
 
-def operator_norm(size: Tensor, overlap: Tensor, dimension: int) -> Tensor:
-    """‖I − kaᵀ‖₂ = ½(‖k‖‖a‖ + √(4 − 4kᵀa + ‖k‖²‖a‖²)) from ``size`` = ‖k‖‖a‖ and ``overlap`` = kᵀa; |1 − kᵀa| in one dimension.
+def operator_norm(k: Tensor, a: Tensor, overlap: Tensor) -> Tensor:
+    """‖I − kaᵀ‖₂ = ½(√((1−e)² + p²) + √((1+e)² + p²)) with e = 1 − kᵀa and p = ‖k‖·‖a − k(kᵀa)/‖k‖²‖.
 
-    The form with e and p = ‖k‖·‖a − k(kᵀa)/‖k‖²‖, since (1−e)² + p² = ‖k‖²‖a‖²: nothing cancels and k = 0 gives 1.
+    ``k`` and ``a`` are ``[..., K]``, ``overlap`` is kᵀa. In one dimension it is |e|. p is taken from the part of a across k, not
+    from ‖k‖²‖a‖² − (kᵀa)², whose rounding would be all that is left of it where a = 2k.
     """
-    if dimension == 1:
+    if k.shape[-1] == 1:
         return (1 - overlap).abs()
-    return (size + (4 - 4 * overlap + size * size).clamp(min=0).sqrt()) / 2
+    square = _dot(k, k)
+    along = overlap / square.where(square > 0, 1)
+    across = square.sqrt() * _norm(torch.addcmul(a, along[..., None], k, value=-1))
+    return (torch.hypot(overlap, across) + torch.hypot(2 - overlap, across)) / 2
 
 
 def _decay_records(g: Tensor) -> dict[str, Tensor]:

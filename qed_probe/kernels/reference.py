@@ -16,7 +16,7 @@ from qed_probe.kernels.mixers import Tokens
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs ``y`` ``[B, T, H, V]``, ``final_state`` ``[N, H, K, V]``, all states ``[B, T, H, K, V]`` and the records by name."""
+    """Outputs ``y`` ``[B, T, H, V]``, ``final_state`` ``[N, H, K, V]``, all ``states`` ``[B, T, H, K, V]`` and the records."""
 
     y: Tensor
     final_state: Tensor
@@ -25,7 +25,7 @@ class Reference:
 
 
 def reference(mixer: str, tokens: Tokens, *, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Reference:
-    """Run one mixer of DESIGN's table, token by token and head by head, in float64."""
+    """Run one mixer of DESIGN's table, token by token and head by head, in float64; there is at least one token."""
     given = {f.name: x.double() if isinstance(x := getattr(tokens, f.name), Tensor) else x for f in fields(tokens)}
     B, T, H, V = *tokens.v.shape[:3], tokens.v.shape[-1]
     K = tokens.q.shape[-1]
@@ -50,13 +50,12 @@ def reference(mixer: str, tokens: Tokens, *, initial_state: Tensor | None = None
                 norms.append(torch.stack([torch.sqrt((s * s).sum()) for s in heads]))
         finals.append(torch.stack(heads))
         marks += norms
-    names = rows[0, 0, 0].keys() if rows else ()
-    stacked = {
-        name: torch.stack(
-            [torch.stack([torch.stack([rows[b, t, h][name] for h in range(H)]) for t in range(T)]) for b in range(B)]
-        )
-        for name in names
-    }
+
+    def stack(name: str) -> Tensor:
+        flat = [rows[b, t, h][name] for b in range(B) for t in range(T) for h in range(H)]
+        return torch.stack(flat).unflatten(0, (B, T, H))
+
+    stacked = {name: stack(name) for name in rows[0, 0, 0]}
     y, states = stacked.pop("y"), stacked.pop("state")
     return Reference(y, torch.stack(finals), states, stacked | {"state_norm": torch.stack(marks)})
 

@@ -1,0 +1,206 @@
+"""The chunked form against the float64 oracle: outputs, states and every record of every mixer."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from qed_probe.kernels import MIXERS, Tokens, recurrence, reference, run
+from tests.recurrences import error, make_tokens
+
+TOLERANCE = 1e-5
+"""Float32 sums over at most a few hundred terms of one size."""
+STRONG = 1e-4
+"""Where decays beyond −5 meet, a read may be the small rest of large writes."""
+
+
+def compare(mixer: str, tokens: Tokens, tolerance: float, **kwargs: Tensor) -> None:
+    """Every record, the outputs and the last state within ``tolerance`` of the oracle."""
+    expected = reference(mixer, tokens, **kwargs)
+    seen = run(MIXERS[mixer], tokens, record=True, **kwargs)
+    assert set(seen.records) == set(expected.records)
+    found = seen.records | {"y": seen.read.y, "final_state": seen.read.final_state}
+    wanted = expected.records | {"y": expected.y, "final_state": expected.final_state}
+    if "correction_cosine" in wanted:
+        # A direction has no cosine left once its read is below float32's smallest normal number.
+        tiny = torch.minimum(wanted["read_norm"] * wanted["rho"].abs(), wanted["output_norm"]) < 1e-36
+        found["correction_cosine"] = found["correction_cosine"].masked_fill(tiny, 0)
+        wanted["correction_cosine"] = wanted["correction_cosine"].masked_fill(tiny, 0)
+    # An eigenvalue is a difference from 1 and is judged against it: at gates of exactly 1 nothing but the keys' rounding is left.
+    for name in wanted:
+        if "eigenvalue" in name:
+            found[name], wanted[name] = 1 - found[name].double(), 1 - wanted[name]
+    errors = {name: error(found[name], wanted[name]) for name in wanted}
+    assert {name: size for name, size in errors.items() if not size <= tolerance} == {}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("T", [1, 63, 100])
+def test_every_mixer_and_record(mixer: str, T: int) -> None:
+    compare(mixer, make_tokens(mixer, T=T), TOLERANCE)
+
+
+@pytest.mark.parametrize(("K", "V", "H", "Hk"), [(60, 100, 2, 1), (64, 128, 1, 1), (24, 8, 6, 2)], ids=str)
+@pytest.mark.parametrize("mixer", ["qed", "eda-qed", "gdn"])
+def test_odd_sizes_and_grouped_heads(mixer: str, K: int, V: int, H: int, Hk: int) -> None:
+    compare(mixer, make_tokens(mixer, T=70, K=K, V=V, H=H, Hk=Hk), TOLERANCE)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "deltaproduct"])
+def test_a_thousand_tokens(mixer: str) -> None:
+    compare(mixer, make_tokens(mixer, T=1000, H=1, K=16, V=8, edits=3), TOLERANCE)
+
+
+@pytest.mark.parametrize("edits", [1, 4])
+def test_any_number_of_edits(edits: int) -> None:
+    compare("deltaproduct", make_tokens("deltaproduct", edits=edits, T=70), TOLERANCE)
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.001, -5.0, -10.0, -90.0, -1e4, -torch.inf])
+@pytest.mark.parametrize("mixer", ["gdn", "kda", "qed", "eda-qed"])
+def test_decays_of_any_strength(mixer: str, decay: float) -> None:
+    compare(mixer, make_tokens(mixer, T=70, decay=decay), TOLERANCE if decay >= -5 else STRONG)
+
+
+@pytest.mark.parametrize("mixer", ["kda", "qed", "eda-gdn2"])
+def test_strong_and_weak_decays_in_one_block(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=130)
+    assert tokens.g is not None
+    pick = torch.rand(tokens.g.shape, generator=torch.Generator().manual_seed(1))
+    g = tokens.g.masked_fill(pick < 0.1, -90).masked_fill(pick < 0.05, -1e4).masked_fill(pick < 0.02, -torch.inf)
+    compare(mixer, replace(tokens, g=g), STRONG)
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("mixer", ["deltanet", "qed", "eda"])
+def test_gates_at_their_ends(mixer: str, gate: float) -> None:
+    # At β = 2 nothing decays in a reflection, so the state and its rounding grow with the tokens.
+    tokens = make_tokens(mixer, T=70, gate=gate)
+    if gate == 2 and tokens.gamma is not None:
+        tokens = replace(tokens, gamma=torch.ones_like(tokens.gamma))
+    compare(mixer, tokens, TOLERANCE)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_bfloat16_inputs_are_used_as_they_are(mixer: str) -> None:
+    rounded = make_tokens(mixer, T=70, dtype=torch.bfloat16)
+    compare(mixer, rounded, TOLERANCE)
+    assert run(MIXERS[mixer], rounded, record=True).records["rho"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "deltaproduct"])
+def test_packed_sequences_with_states_and_empty_ones(mixer: str) -> None:
+    ends = torch.tensor([0, 0, 5, 70, 70, 198, 199, 199])
+    state = torch.randn(7, 2, 8, 6, generator=torch.Generator().manual_seed(3))
+    compare(mixer, make_tokens(mixer, T=199), TOLERANCE, cu_seqlens=ends, initial_state=state)
+
+
+def test_batches_of_rows() -> None:
+    compare("qed", make_tokens("qed", B=3, T=70), TOLERANCE, initial_state=torch.randn(3, 2, 8, 6))
+
+
+def test_no_tokens_at_all() -> None:
+    seen = run(MIXERS["qed"], make_tokens("qed", T=0), record=True, initial_state=torch.ones(1, 2, 8, 6))
+    assert seen.read.y.shape == (1, 0, 2, 6)
+    assert seen.records["state_norm"].shape == (0, 2)
+    assert torch.equal(seen.read.final_state, torch.ones(1, 2, 8, 6))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_records_leave_the_output_alone(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=150, K=64, V=64)
+    plain, seen = run(MIXERS[mixer], tokens), run(MIXERS[mixer], tokens, record=True)
+    assert plain.records == {}
+    assert torch.equal(plain.read.y, seen.read.y)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "gdn", "deltaproduct"])
+def test_nothing_depends_on_a_later_token(mixer: str) -> None:
+    tokens, later = make_tokens(mixer, T=150), make_tokens(mixer, T=150, seed=9)
+    for t in (0, 1, 31, 64, 100, 149):
+        changed = {}
+        for field in fields(tokens):
+            x, y = getattr(tokens, field.name), getattr(later, field.name)
+            if isinstance(x, Tensor) and field.name not in ("lam", "direction"):
+                changed[field.name] = torch.cat([x[:, :t], y[:, t:]], 1)
+        before = run(MIXERS[mixer], tokens, record=True)
+        after = run(MIXERS[mixer], replace(tokens, **changed), record=True)
+        assert torch.equal(before.read.y[:, :t], after.read.y[:, :t])
+        for name, x in before.records.items():
+            if name != "state_norm":
+                assert torch.equal(x[:, :t], after.records[name][:, :t]), name
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 16, 32])
+def test_chunk_size_changes_rounding_only(chunk: int) -> None:
+    ready = run(MIXERS["eda-qed"], make_tokens("eda-qed", T=150)).edits
+    whole = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u)
+    parts = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, chunk=chunk)
+    assert error(parts.y, whole.y) < TOLERANCE
+    assert error(parts.final_state, whole.final_state) < TOLERANCE
+    assert parts.state_norm.shape == whole.state_norm.shape
+    assert error(parts.state_norm, whole.state_norm) < TOLERANCE
+
+
+@pytest.mark.parametrize("cut", [1, 64, 77])
+def test_a_carried_state_joins_two_halves(cut: int) -> None:
+    ready = run(MIXERS["eda-qed"], make_tokens("eda-qed", T=150)).edits
+    arguments = (ready.q, ready.g, ready.k, ready.a, ready.u)
+    whole = recurrence(*arguments)
+    first = recurrence(*(x[:, :cut] for x in arguments))
+    second = recurrence(*(x[:, cut:] for x in arguments), initial_state=first.final_state)
+    assert error(torch.cat([first.y, second.y], 1), whole.y) < TOLERANCE
+    assert error(second.final_state, whole.final_state) < TOLERANCE
+
+
+def test_states_at_chosen_tokens() -> None:
+    tokens, ends = make_tokens("eda-qed", T=150), torch.tensor([0, 41, 150])
+    at = (0, 40, 41, 104, 149)
+    seen = run(MIXERS["eda-qed"], tokens, cu_seqlens=ends, states_at=at)
+    assert error(seen.read.states, reference("eda-qed", tokens, cu_seqlens=ends).states[0, list(at)]) < TOLERANCE
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    tokens = make_tokens("qed", B=2, T=70)
+    turned = {
+        field.name: x.transpose(0, -1).contiguous().transpose(0, -1)
+        for field in fields(tokens)
+        if isinstance(x := getattr(tokens, field.name), Tensor)
+    }
+    assert not turned["q"].is_contiguous()
+    assert torch.equal(run(MIXERS["qed"], tokens).read.y, run(MIXERS["qed"], Tokens(**turned)).read.y)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_gradients_equal_the_oracles(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=9, K=4, V=3, dtype=torch.float64)
+    names = [f.name for f in fields(tokens) if isinstance(getattr(tokens, f.name), Tensor)]
+    state = torch.randn(1, 2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(1, 9, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+
+    def gradients(form: str) -> list[Tensor]:
+        leaves = [getattr(tokens, name).detach().clone().requires_grad_() for name in names] + [state.clone().requires_grad_()]
+        given = Tokens(**dict(zip(names, leaves[:-1], strict=True)))
+        if form == "oracle":
+            made = reference(mixer, given, initial_state=leaves[-1])
+            total = (made.y * weight).sum() + made.final_state.square().sum()
+        else:
+            read = run(MIXERS[mixer], given, initial_state=leaves[-1]).read
+            total = (read.y * weight).sum() + read.final_state.square().sum()
+        return list(torch.autograd.grad(total, leaves))
+
+    for name, ours, theirs in zip([*names, "initial_state"], gradients("chunked"), gradients("oracle"), strict=True):
+        assert error(ours, theirs) < 1e-10, name
+
+
+def test_gradients_survive_a_wiped_memory() -> None:
+    tokens = make_tokens("qed", T=40)
+    assert tokens.g is not None
+    g = tokens.g.clone()
+    g[:, 20] = -torch.inf
+    g.requires_grad_()
+    run(MIXERS["qed"], replace(tokens, g=g)).read.y.sum().backward()
+    assert g.grad is not None
+    assert g.grad.isfinite().all()
+    assert (g.grad[:, 20] == 0).all()
