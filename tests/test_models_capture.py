@@ -1,0 +1,166 @@
+"""What a capture sees is what the memory did, and the model does not notice."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import Observation, reference
+from qed_probe.models.capture import Captured, capture
+from qed_probe.models.config import NATIVE, ModelConfig
+from qed_probe.models.language import LanguageModel
+
+
+def small(mixer: str) -> LanguageModel:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        mixer=mixer, hidden=24, layers=3, heads=2, key_dim=8, value_dim=6, ffn=32, vocab_size=64, tokenizer="none", address_rank=4
+    )
+    model = LanguageModel(config)
+    for p in model.parameters():
+        if p.ndim > 1:
+            torch.nn.init.normal_(p, std=0.3)
+    return model.requires_grad_(False)
+
+
+def check(seen: Captured, tolerance: float) -> None:
+    expected = reference(seen.mixer.name, seen.observation.tokens, initial_state=seen.initial_state, cu_seqlens=seen.cu_seqlens)
+    output = seen.scale * expected.y
+    assert (seen.output - output).abs().max() <= tolerance * output.abs().max()
+    assert seen.observation.records.keys() == expected.records.keys()
+    for name, x in expected.records.items():
+        # Records are float32 of the tokens as used, whatever the model's dtype.
+        assert (seen.observation.records[name] - x).abs().max() <= 1e-5 * max(float(x.abs().max()), 1e-2), name
+
+
+@pytest.mark.parametrize("mixer", NATIVE)
+def test_logits_keep_their_bits(mixer: str) -> None:
+    model = small(mixer)
+    tokens = torch.randint(64, (2, 70))
+    plain = model.logits(model(tokens))
+    with capture(model) as records:
+        watched = model.logits(model(tokens))
+    assert torch.equal(watched, plain)
+    assert [seen.layer for seen in records] == [0, 1, 2]
+    assert torch.equal(model.logits(model(tokens)), plain)
+    assert len(records) == 3
+
+
+@pytest.mark.parametrize("mixer", ["linear", "gdn", "qed", "qed-rand", "eda-qed", "eda-reversed", "deltaproduct"])
+def test_records_are_the_oracles_on_the_captured_tokens(mixer: str) -> None:
+    model = small(mixer)
+    with capture(model, layers=[1]) as records:
+        model(torch.randint(64, (1, 37)), cu_seqlens=torch.tensor([0, 11, 37]))
+        cache = model.new_cache(2)
+        model(torch.randint(64, (2, 9)), cache=cache)
+        model(torch.randint(64, (2, 1)), cache=cache)
+    assert [seen.layer for seen in records] == [1, 1, 1]
+    assert records[0].initial_state is None
+    assert records[2].initial_state is not None
+    assert records[2].initial_state.any()
+    for seen in records:
+        check(seen, 1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda-qed"])
+def test_bfloat16_layer_feeds_its_memory_what_is_captured(mixer: str) -> None:
+    model = small(mixer).to(torch.bfloat16)
+    with capture(model) as records:
+        model(torch.randint(64, (1, 40)))
+    assert records[0].observation.tokens.k.dtype == records[0].output.dtype == torch.bfloat16
+    for seen in records:
+        # The output alone is rounded to bfloat16.
+        check(seen, 2**-8)
+
+
+def test_autocast_does_not_reach_the_recurrence() -> None:
+    model = small("qed")
+    with capture(model) as records, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randint(64, (1, 40)))
+    for seen in records:
+        exact = reference("qed", seen.observation.tokens).y
+        assert (seen.observation.read.y - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+def test_strength_reaches_the_captured_lambda() -> None:
+    model = small("qed")
+    for layer in model.mixers.values():
+        layer.strength = 2.0
+    with capture(model, layers=[0]) as records:
+        model(torch.randint(64, (1, 20)))
+    lam = records[0].observation.tokens.lam
+    assert lam is not None
+    torch.testing.assert_close(lam, torch.full((2,), 0.5) * torch.sigmoid(torch.tensor(-2.0)))
+    check(records[0], 1e-5)
+
+
+def test_states_are_kept_where_asked() -> None:
+    model = small("qed")
+    with capture(model, layers=[2], states_at=(3, 12)) as records:
+        model(torch.randint(64, (1, 20)), cu_seqlens=torch.tensor([0, 8, 20]))
+    expected = reference("qed", records[0].observation.tokens, cu_seqlens=torch.tensor([0, 8, 20])).states[0, [3, 12]]
+    torch.testing.assert_close(records[0].observation.read.states.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_captured_state_outlives_the_next_step() -> None:
+    model = small("qed")
+    cache = model.new_cache(1)
+    model(torch.randint(64, (1, 9)), cache=cache)
+    before = cache.layers[0].state.clone()
+    with capture(model, layers=[0]) as records:
+        model(torch.randint(64, (1, 1)), cache=cache)
+        model(torch.randint(64, (1, 1)), cache=cache)
+    assert records[0].initial_state is not None
+    assert torch.equal(records[0].initial_state, before)
+    assert not torch.equal(cache.layers[0].state, before)
+
+
+def test_a_sink_gets_each_layer_as_it_ends() -> None:
+    model = small("kda")
+    order: list[int] = []
+    with capture(model, lambda seen: order.append(seen.layer), layers={2, 0}) as records:
+        model(torch.randint(64, (1, 5)))
+    assert order == [0, 2]
+    assert records == []
+
+
+def test_everything_is_restored_after_an_exception() -> None:
+    model = small("qed")
+
+    def fail(seen: Captured) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), capture(model, fail, states_at=(1,)):
+        model(torch.randint(64, (1, 5)))
+    assert all(layer.observer is None and layer.states_at == () for layer in model.mixers.values())
+
+
+def test_an_inner_capture_gives_back_to_the_outer() -> None:
+    model = small("qed")
+    tokens = torch.randint(64, (1, 5))
+    with capture(model) as outer:
+        with capture(model, layers=[1]) as inner:
+            model(tokens)
+        model(tokens)
+    assert [seen.layer for seen in inner] == [1]
+    assert [seen.layer for seen in outer] == [0, 2, 0, 1, 2]
+
+
+def test_unknown_layers_are_named() -> None:
+    with (
+        pytest.raises(InputError, match="layers: expected some of 0, 1, 2, found -1, 7"),
+        capture(small("qed"), layers=[7, 0, -1]),
+    ):
+        pass
+
+
+def test_captured_is_what_the_kernel_returned() -> None:
+    model = small("qed")
+    with capture(model, layers=[0]) as records:
+        model(torch.randint(64, (1, 5)))
+    seen = records[0]
+    assert isinstance(seen.observation, Observation)
+    assert torch.equal(seen.output, seen.scale * seen.observation.read.y)
+    assert seen.scale == 8**-0.5
+    assert replace(seen, layer=5).layer == 5
