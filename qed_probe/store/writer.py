@@ -175,8 +175,8 @@ class Writer:
             raise StoreError(f"{row.key}, layer {layer}, token {start}: expected shape {expected}, found {values.shape}")
         with np.errstate(over="ignore"):
             cast = values.astype(row.dtype, copy=False)
-        if cast.dtype.itemsize < values.dtype.itemsize:
-            beyond = np.argwhere(np.isinf(cast) & np.isfinite(values))
+        if cast.dtype.itemsize < values.dtype.itemsize and (infinite := np.isinf(cast)).any():
+            beyond = np.argwhere(infinite & np.isfinite(values))
             if len(beyond):
                 token, head, *_ = (int(i) for i in beyond[0])
                 found = f"{values[tuple(beyond[0])]:.4g} at layer {layer}, token {start + token}, head {head}"
