@@ -45,15 +45,15 @@ def test_bounds_are_those_of_the_papers(mixer: str, gate_max: float, lam: float,
 @pytest.mark.parametrize("mixer", ["gdn2", "qed", "qed-nogate", "qed-nogate-noproj", "qed-noproj"])
 @pytest.mark.parametrize(("gate_max", "lam"), [(1.0, 0.25), (2.0, 0.4), (1.0, 2.6)])
 def test_no_input_passes_the_bounds_and_the_best_input_reaches_them(mixer: str, gate_max: float, lam: float) -> None:
-    def eigenvalue(x: NDArray[np.float64]) -> float:
+    def eigenvalue(x: NDArray[np.float64], sign: float) -> float:
         q, k, b = x[:3] / np.linalg.norm(x[:3]), x[3:6] / np.linalg.norm(x[3:6]), gate_max * (0.5 + 0.5 * np.sin(x[6:]))
         d = q if "nogate" in mixer else b * q
         d = d if "noproj" in mixer else d - k * (k @ d)
-        return float(1 - (b * k + (0 if mixer == "gdn2" else lam) * d) @ k)
+        return sign * float(1 - (b * k + (0 if mixer == "gdn2" else lam) * d) @ k)
 
     low, high = analyses.eigenvalue_bounds(mixer, gate_max, lam)
     starts = np.random.default_rng(1).normal(size=(12, 9))
-    found = [minimize(eigenvalue, start).fun for start in starts] + [-minimize(lambda x: -eigenvalue(x), x).fun for x in starts]
+    found = [sign * float(minimize(eigenvalue, start, args=(sign,)).fun) for start in starts for sign in (1.0, -1.0)]
     assert min(found) >= low - 1e-6
     assert max(found) <= high + 1e-6
     assert (min(found), max(found)) == pytest.approx((low, high), abs=1e-4)

@@ -37,7 +37,7 @@ def _texts(figure: Figure) -> str:
 
 
 def _drawn(figure: Figure) -> RendererAgg:
-    renderer = RendererAgg(*figure.bbox.size, figure.dpi)
+    renderer = RendererAgg(*figure.bbox.size, figure.dpi)  # type: ignore[no-untyped-call]
     figure.draw(renderer)
     return renderer
 

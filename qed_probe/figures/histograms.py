@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from qed_probe.figures import style
 
@@ -94,5 +94,6 @@ def _stack(ds: xr.Dataset, label: str, row_top: float) -> tuple[Figure, Axes, Ax
     style.label_rows(rows.yaxis, ds["layer"].values)
     rows.set_ylabel("layer")
     rows.set_xlabel(label)
+    rows.xaxis.set_major_locator(MaxNLocator(5))
     style.colour_bar(figure, mesh, rows, "part of the layer", aspect=12)
     return figure, top, rows
