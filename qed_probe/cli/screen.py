@@ -1,10 +1,11 @@
 """What a terminal shows: tables on stdout, progress on stderr; rich, imported when used, draws both and heeds NO_COLOR."""
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
+
+import typer
 
 UNFOLDED = 10_000
 
@@ -18,6 +19,7 @@ class Report(Protocol):
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose columns hold numbers, but for the first; no row is ever folded or cut."""
+    from rich.console import Console
     from rich.table import Table
 
     drawn = Table(title=title, title_justify="left", box=None)
@@ -25,17 +27,15 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
         drawn.add_column(head, justify="right" if i else "left")
     for row in rows:
         drawn.add_row(*row)
-    _print(drawn, UNFOLDED)
+    Console(width=UNFOLDED, markup=False, highlight=False).print(drawn)
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
-    """Print names and what they are, one a line, folded at the terminal's width."""
-    from rich.table import Table
-
-    drawn = Table("", "", title=title, title_justify="left", box=None, show_header=False)
+    """Print names and what they are, one a line."""
+    typer.echo(title)
     for name, value in rows:
-        drawn.add_row(name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
-    _print(drawn, None if sys.stdout.isatty() else UNFOLDED)
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        typer.echo(f"  {name:<18} {text}")
 
 
 @contextmanager
@@ -72,9 +72,3 @@ def size(count: int) -> str:
 def duration(seconds: float) -> str:
     """``0:01:30``; whole seconds, at least one."""
     return str(timedelta(seconds=max(round(seconds), 1)))
-
-
-def _print(drawn: object, width: int | None) -> None:
-    from rich.console import Console
-
-    Console(width=width, markup=False, highlight=False).print(drawn)

@@ -71,13 +71,11 @@ def trace(
     dry_run: DryRun = False,
 ) -> None:
     """Run a checkpoint over prompts and record how its memory is used."""
-    settings: dict[str, Any] = {"layers": _integers("--layers", layers), "device": device, "dtype": dtype, "vectors": vectors}
-    settings |= {
-        "save_inputs": save_inputs,
-        "state_at": _integers("--state-at", state_at) or [],
-        "strength": strength,
-        "seed": seed,
-    }
+    settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
+    settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
+    settings |= {"strength": strength, "seed": seed}
+    sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
+    chosen = _prompts(checkpoint, sources, length, samples, seed)
     if dry_run:
         cost = qp.estimate(checkpoint, chosen, **settings)
         typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
