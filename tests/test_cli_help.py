@@ -71,6 +71,7 @@ def test_version() -> None:
         (["plot"], "RUN.zarr"),
         (["info"], "CHECKPOINT"),
         (["info", "no/such/place"], "no/such/place"),
+        (["info", "."], "config.json"),
         (["train", "no-such-mixer"], "no-such-mixer"),
         (["train", "qed", "--preset", "huge"], "huge"),
     ],

@@ -18,7 +18,7 @@ def info(path: Subject) -> None:
     if not path.exists():
         raise InputError(f"expected a store or a checkpoint, found nothing at {path}")
     store = (path / "zarr.json").exists()
-    screen.facts(str(path), _store(path) if store else _checkpoint(path))
+    screen.facts(str(path), list(_store(path) if store else _checkpoint(path)))
     typer.echo(f"next: qed-probe plot {path}" if store else f"what a trace costs: qed-probe trace {path} --dry-run")
 
 
