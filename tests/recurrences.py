@@ -1,5 +1,7 @@
 """Random and hand-made tokens for every mixer of the family."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -34,7 +36,7 @@ def make_tokens(
 
     heads = Hk or H
     several = (edits,) if mixer == "deltaproduct" else ()
-    fields: dict[str, Tensor] = {
+    fields: dict[str, Any] = {
         "q": normalize(normal(B, T, heads, K), dim=-1),
         "k": normalize(normal(B, T, heads, *several, K), dim=-1),
         "v": normal(B, T, H, *several, V),

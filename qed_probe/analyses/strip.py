@@ -37,12 +37,12 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     first = min(int((after > LONGEST).sum()), len(text) - 1)
     part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept[first:]).transpose("token", "head")
     value = (part.isel(head=head) if head is not None else part.mean("head", skipna=False)).values
-    role = ds["role"].isel(token=kept[first:]).values.astype(str) if "role" in ds else np.full(len(value), "")
+    role = [str(x) for x in ds["role"].isel(token=kept[first:]).values] if "role" in ds else [""] * len(value)
     long_name = f"{part.attrs.get('formula') or part.attrs.get('long_name', record)}"
     where = f"layer {layer}, " + ("mean over heads" if head is None else f"head {head}")
     return label(
         ds,
-        {"value": value, "text": np.array(text[first:]), "role": role},
+        {"value": value, "text": np.array(text[first:]), "role": np.array(role)},
         FIELDS | {"value": (("token",), str(part.attrs.get("units", "1")), long_name)},
         {"token": kept[first:]},
         record=record,

@@ -8,7 +8,7 @@ from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, edits
 from qed_probe.kernels.packing import MARK, mark_tokens
 from qed_probe.kernels.records import Observation, records, run
-from qed_probe.kernels.reference import Reference, reference
+from qed_probe.kernels.reference import Reference, reference, replay
 
 __all__ = [
     "MARK",
@@ -25,5 +25,6 @@ __all__ = [
     "records",
     "recurrence",
     "reference",
+    "replay",
     "run",
 ]

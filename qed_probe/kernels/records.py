@@ -82,7 +82,7 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     if mixer.gate != "in-context":
         found["budget_erase"] = found["retention"] * gamma
     if ready.d is not None:
-        found |= _direction_records(tokens, ready, read, rho)
+        found |= _direction_records(tokens, ready, ready.d, read, rho)
     if ready.address is not None:
         found |= _address_records(ready, read, ready.address, beta, gamma)
     return {name: x.float() for name, x in found.items()}
@@ -111,13 +111,13 @@ def _decay_records(g: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _direction_records(tokens: Tokens, ready: Edits, read: Read, rho: Tensor) -> dict[str, Tensor]:
+def _direction_records(tokens: Tokens, ready: Edits, d: Tensor, read: Read, rho: Tensor) -> dict[str, Tensor]:
     lam = torch.zeros_like(rho[0, 0]) if tokens.lam is None else tokens.lam.to(rho.dtype)
-    by_base, by_d = _main_reads(ready, read)
+    by_base, by_d = _main_reads(ready, d, read)
     without = torch.addcmul(read.y, (lam * rho)[..., None], by_d)
     read_norm = _norm(by_d)
     return {
-        "direction_norm": _norm(ready.d),
+        "direction_norm": _norm(d),
         "read_norm": read_norm,
         "base_read_norm": _norm(by_base),
         "correction_norm": (lam * rho).abs() * read_norm,
@@ -126,13 +126,13 @@ def _direction_records(tokens: Tokens, ready: Edits, read: Read, rho: Tensor) ->
     }
 
 
-def _main_reads(ready: Edits, read: Read) -> tuple[Tensor, Tensor]:
+def _main_reads(ready: Edits, d: Tensor, read: Read) -> tuple[Tensor, Tensor]:
     """S̄ᵀ(b⊙k) and S̄ᵀd: what the earlier edits of the token left of Ŝᵀ(b⊙k) and Ŝᵀd."""
     by_base, by_d = read.probes[..., 0, :], read.probes[..., 1, :]
     for edit in range(ready.main):
         k, written = ready.k[..., edit, :], read.residual[..., edit, :]
         by_base = torch.addcmul(by_base, _dot(ready.base, k)[..., None], written)
-        by_d = torch.addcmul(by_d, _dot(ready.d, k)[..., None], written)
+        by_d = torch.addcmul(by_d, _dot(d, k)[..., None], written)
     return by_base, by_d
 
 
@@ -151,11 +151,15 @@ def _address_records(ready: Edits, read: Read, address: Tensor, beta: Tensor, ga
 
 def _unit_overlap(mixer: Mixer, tokens: Tokens) -> Tensor:
     """aᵀk of the main edit after its key is renormalised, and a and d are rebuilt from it."""
-    name = "k" if tokens.removal_key is None else "removal_key"
-    key = getattr(tokens, name)
-    key = key if key.dtype == torch.float64 else key.float()
-    unit = edits(mixer, replace(tokens, **{name: normalize(key, dim=-1, eps=1e-30)}))
+    if tokens.removal_key is None:
+        unit = edits(mixer, replace(tokens, k=_unit(tokens.k)))
+    else:
+        unit = edits(mixer, replace(tokens, removal_key=_unit(tokens.removal_key)))
     return _dot(unit.a[..., unit.main, :], unit.k[..., unit.main, :])
+
+
+def _unit(x: Tensor) -> Tensor:
+    return normalize(x if x.dtype == torch.float64 else x.float(), dim=-1, eps=1e-30)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
@@ -164,7 +168,8 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 def _norm(x: Tensor) -> Tensor:
     # float64 sums: after strong decay the squares of float32 reads underflow.
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64).to(x.dtype)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    return norm.to(x.dtype)
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:

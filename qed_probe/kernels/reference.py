@@ -53,7 +53,7 @@ def reference(mixer: str, tokens: Tokens, *, initial_state: Tensor | None = None
 
     def stack(name: str) -> Tensor:
         flat = [rows[b, t, h][name] for b in range(B) for t in range(T) for h in range(H)]
-        return torch.stack(flat).unflatten(0, (B, T, H))
+        return torch.stack(flat).reshape(B, T, H, *flat[0].shape)
 
     stacked = {name: stack(name) for name in rows[0, 0, 0]}
     y, states = stacked.pop("y"), stacked.pop("state")
@@ -114,7 +114,8 @@ def _plan(mixer: str, x: dict[str, Tensor], g: Tensor) -> tuple[list[tuple[Tenso
         return [(x["k"], torch.zeros_like(x["k"]), x["v"])], 0
     a = _base(mixer, x)
     if mixer.startswith("qed") or mixer == "eda-qed":
-        a = a + x["lam"] * _direction(mixer, x, x["k"])
+        d = _direction(mixer, x, x["k"])
+        a = a if d is None else a + x["lam"] * d
     delta = (x["k"], a, x["w"] * x["v"] if "w" in x else x["beta"] * x["v"])
     if not mixer.startswith("eda"):
         return [delta], 0
@@ -185,3 +186,27 @@ def _length(x: Tensor) -> Tensor:
     # The norm by its definition, with a gradient of 0 at 0.
     total = (x * x).sum()
     return torch.sqrt(total) if 0 < total < inf else total
+
+
+def replay(
+    q: Tensor, g: Tensor, k: Tensor, a: Tensor, u: Tensor, *, main: int, d: Tensor | None, initial_state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run the canonical inputs of one sequence in float64, token by token.
+
+    ``q`` and ``d`` ``[T, H, K]``, ``g`` ``[T, H, K or 1]``, ``k`` and ``a`` ``[T, H, M, K]``, ``u`` ``[T, H, M, V]``,
+    ``initial_state`` ``[H, K, V]``. Returns y = Sᵀq and S̄ᵀd (zeros where d is None), ``[T, H, V]`` each.
+    """
+    q, g, k, a, u = (x.double() for x in (q, g, k, a, u))
+    d = torch.zeros_like(q) if d is None else d.double()
+    zero = q.new_zeros(q.shape[1], q.shape[2], u.shape[-1])
+    state = zero if initial_state is None else initial_state.double()
+    outputs, reads = [], []
+    for t in range(len(q)):
+        state = torch.exp(g[t])[..., None] * state
+        for m in range(k.shape[2]):
+            if m == main % k.shape[2]:
+                reads.append(torch.einsum("hkv,hk->hv", state, d[t]))
+            residual = u[t, :, m] - torch.einsum("hkv,hk->hv", state, a[t, :, m])
+            state = state + torch.einsum("hk,hv->hkv", k[t, :, m], residual)
+        outputs.append(torch.einsum("hkv,hk->hv", state, q[t]))
+    return torch.stack(outputs), torch.stack(reads)

@@ -1,0 +1,66 @@
+"""Every trace checks itself: what the model's own kernel returned against a replay of the inputs that were captured."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qed_probe.errors import CheckFailed
+from qed_probe.kernels import recurrence, replay
+from qed_probe.models.capture import Captured
+
+FIRST = 256
+"""Tokens of the first sequence that are replayed in float64."""
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+"""Max |x − ref| / max |ref| that the rounding of the model's dtype explains."""
+
+
+def check_heads(captured: Captured, seed: int) -> None:
+    """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of its first sequence.
+
+    Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token.
+    """
+    seen, ready = captured.observation, captured.observation.edits
+    heads = ready.q.shape[2]
+    drawn = np.random.default_rng([seed, captured.layer]).choice(heads, min(2, heads), replace=False)
+    pick = torch.as_tensor(np.sort(drawn), device=ready.q.device)
+    end = ready.q.shape[1] if captured.cu_seqlens is None else int(captured.cu_seqlens[1])
+    span = slice(0, min(end, FIRST))
+    q, g, k, a, u = (x[0, span].index_select(1, pick) for x in (ready.q, ready.g, ready.k, ready.a, ready.u))
+    d = None if ready.d is None else ready.d[0, span].index_select(1, pick)
+    state = None if captured.initial_state is None else captured.initial_state[0, pick]
+    y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
+    tolerance = TOLERANCE[captured.output.dtype]
+    _compare(captured, captured.output[0, span].index_select(1, pick), captured.scale * y, pick, tolerance, "output")
+    if "read" in seen.records:
+        recorded = seen.records["read"][0, span].index_select(1, pick)
+        _compare(captured, recorded, read, pick, TOLERANCE[torch.float32], "read S̄ᵀd")
+
+
+def check_layer(captured: Captured) -> None:
+    """Run all tokens of a layer again in smaller chunks, that is in other arithmetic; raises CheckFailed as ``check_heads``."""
+    ready = captured.observation.edits
+    again = recurrence(
+        ready.q,
+        ready.g,
+        ready.k,
+        ready.a,
+        ready.u,
+        initial_state=captured.initial_state,
+        cu_seqlens=captured.cu_seqlens,
+        chunk=16,
+    )
+    heads = torch.arange(ready.q.shape[2])
+    tolerance = TOLERANCE[captured.output.dtype]
+    _compare(captured, captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1), heads, tolerance, "output")
+
+
+def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, what: str) -> None:
+    """``[T, heads, V]`` each."""
+    size = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    off = ((found.double() - expected.double()).abs() / size).amax(-1)
+    if not (off <= tolerance).all():
+        token, head = divmod(int(off.nan_to_num(torch.inf).argmax()), off.shape[1])
+        raise CheckFailed(
+            f"self-check: expected the {what} within {tolerance:.1e} of its replay, found {off[token, head].item():.1e} "
+            f"at layer {captured.layer}, head {int(heads[head])}, token {token}"
+        )

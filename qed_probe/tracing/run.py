@@ -1,0 +1,145 @@
+"""Run a checkpoint over prompts and stream what every memory does into a store."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qed_probe.errors import InputError
+from qed_probe.models.capture import Captured, capture
+from qed_probe.models.language import LanguageModel
+from qed_probe.models.selfcheck import check_heads, check_layer
+from qed_probe.models.tokenizer import ByteTokenizer
+from qed_probe.store import reader, writer
+from qed_probe.store.layout import Layout
+from qed_probe.store.writer import Writer
+from qed_probe.tasks.prompts import Prompt
+from qed_probe.tracing.inputs import inputs
+from qed_probe.tracing.plan import Plan, Settings, make_plan
+
+Progress = Callable[[int, int], None]
+"""Called with the tokens done and their total."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a trace would cost: tokens, bytes on disk, and seconds at the speed of a first pass on this device."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+def trace(
+    checkpoint: str | Path | None,
+    prompts: Sequence[Prompt],
+    output: str | Path = "run.zarr",
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **settings: Unpack[Settings],
+) -> xr.Dataset:
+    """Trace a checkpoint, the bundled one if None, over prompts into the store ``output`` and open it.
+
+    ``resume`` finishes an incomplete store or begins one; ``overwrite`` replaces a store once the new one is complete;
+    ``progress`` is called with (tokens done, total). The other keywords are ``Settings``. Raises InputError for what cannot be
+    run, CheckpointError, StoreError, and CheckFailed if a replay disagrees with the model.
+    """
+    if resume and overwrite:
+        raise InputError("expected --resume or --overwrite, found both")
+    plan = make_plan(checkpoint, prompts, **settings)
+    going_on = resume and Path(output).exists()
+    with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
+        left = [pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > store.first_token]
+        for pack in left:
+            _run(plan, pack, store, check=pack == left[0])
+            done = int(plan.layout.cu_seqlens[pack.stop])
+            store.commit(done)
+            if progress is not None:
+                progress(done, len(plan.layout.tokens))
+        store.finish()
+    return reader.open(output)
+
+
+def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **settings: Unpack[Settings]) -> Estimate:
+    """Say what ``trace`` would cost, from the store's layout and a timed pass over at most 1024 tokens."""
+    plan = make_plan(checkpoint, prompts, **settings)
+    layout = plan.layout
+    sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
+    ids = torch.from_numpy(plan.prompts[0].tokens[:1024])[None].to(plan.device)
+    seconds = math.inf
+    for _ in range(2):  # the first pass warms up
+        begun = time.perf_counter()
+        with torch.inference_mode(), capture(plan.model, lambda _: None, layout.layers):
+            plan.model.logits(plan.model(ids)).argmax().item()
+        seconds = time.perf_counter() - begun
+    return Estimate(len(layout.tokens), sum(sizes), seconds / ids.shape[1] * len(layout.tokens))
+
+
+def _run(plan: Plan, pack: slice, store: Writer, *, check: bool) -> None:
+    """Forward whole prompts, packed in one row, and write what was seen of them."""
+    layout = plan.layout
+    begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
+    ids = torch.from_numpy(layout.tokens[begin:end])[None].to(plan.device)
+    boundaries = torch.from_numpy(layout.cu_seqlens[pack.start : pack.stop + 1] - begin).to(plan.device)
+    snapshots = layout.snapshots[(layout.snapshots >= begin) & (layout.snapshots < end)]
+    sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
+
+    def sink(captured: Captured) -> None:
+        if check:
+            check_heads(captured, plan.seed)
+            if captured.layer == sampled:
+                check_layer(captured)
+        _write(captured, layout, store, begin)
+
+    with torch.inference_mode():
+        with capture(plan.model, sink, layout.layers, states_at=tuple(int(t) - begin for t in snapshots)):
+            hidden = plan.model(ids, cu_seqlens=boundaries)
+        nll, hit = _likelihood(plan.model, hidden[0], ids[0], boundaries)
+    store.write_tokens("nll", nll, start=begin)
+    if "token_text" in layout.names:
+        store.write_tokens("token_text", ByteTokenizer().pieces(layout.tokens[begin:end]), start=begin)
+    if "correct" in layout.names:
+        spans = zip(plan.prompts[pack], layout.cu_seqlens[pack] - begin, strict=True)
+        right = [np.nan if p.answer is None else float(hit[at : at + len(p.tokens)][p.answer].all()) for p, at in spans]
+        store.write_prompts("correct", np.array(right, np.float32), start=pack.start)
+
+
+def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> None:
+    """Hand one layer's pass to the writer: records, marks, inputs and states."""
+    found = captured.observation.records | inputs(captured)
+    for name, x in found.items():
+        if name == "state_norm":
+            store.write_marks(name, _numpy(x), layer=captured.layer, start=begin)
+        elif name in layout.names:
+            store.write(name, _numpy(x[0]), layer=captured.layer, start=begin)
+    states = captured.observation.read.states
+    if len(states):
+        store.write_marks("states/state", _numpy(states), layer=captured.layer, start=begin)
+
+
+def _likelihood(
+    model: LanguageModel, hidden: Tensor, ids: Tensor, boundaries: Tensor
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """−ln p of each token given the earlier ones of its prompt, NaN for the first, and whether it was the likeliest."""
+    nll, hit = [hidden.new_full((1,), math.nan, dtype=torch.float32)], [ids.new_zeros(1, dtype=torch.bool)]
+    for states, following in zip(torch.split(hidden[:-1], 1024), torch.split(ids[1:], 1024), strict=True):
+        logits = model.logits(states).float()
+        nll.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
+        hit.append(logits.argmax(-1) == following)
+    likelihood, likeliest = torch.cat(nll), torch.cat(hit)
+    likelihood[boundaries[:-1]] = math.nan
+    return _numpy(likelihood), likeliest.cpu().numpy()
+
+
+def _numpy(x: Tensor) -> NDArray[np.float32]:
+    return x.float().cpu().numpy()
