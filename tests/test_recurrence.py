@@ -3,11 +3,13 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from qed_probe.kernels import MIXERS, Tokens, recurrence, reference, run
+from qed_probe.store import schema
 from tests.recurrences import error, make_tokens
 
 TOLERANCE = 1e-5
@@ -162,6 +164,15 @@ def test_states_at_chosen_tokens() -> None:
     at = (0, 40, 41, 104, 149)
     seen = run(MIXERS["eda-qed"], tokens, cu_seqlens=ends, states_at=at)
     assert error(seen.read.states, reference("eda-qed", tokens, cu_seqlens=ends).states[0, list(at)]) < TOLERANCE
+
+
+def test_marks_are_where_the_store_expects_them() -> None:
+    lengths = [1, 63, 64, 65, 130]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    tokens = make_tokens("qed", T=sum(lengths))
+    marks = schema.mark_tokens(np.array(lengths))
+    read = run(MIXERS["qed"], tokens, cu_seqlens=ends, states_at=tuple(marks.tolist())).read
+    torch.testing.assert_close(read.state_norm, torch.linalg.matrix_norm(read.states))
 
 
 def test_inputs_need_not_be_contiguous() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qed_probe.errors import InputError
 
 MARK = 64
-"""The state's norm is recorded at tokens 63, 127, … of each sequence and at its last one."""
+"""The state's norm is recorded at tokens 63, 127, … of each sequence and at its last one, as in ``store.schema``."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,3 @@ def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
     # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
     picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
     return Grid(size, chunks, slot, order.to(device), picks, back.to(device), marked.nonzero()[:, 0].to(device))
-
-
-def mark_tokens(ends: tuple[int, ...]) -> list[int]:
-    """The packed index of every mark: tokens 63, 127, … of each sequence, and its last."""
-    return [
-        min(start + MARK * (i + 1), end) - 1 for start, end in itertools.pairwise(ends) for i in range(-(-(end - start) // MARK))
-    ]

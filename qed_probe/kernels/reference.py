@@ -25,7 +25,7 @@ class Reference:
 
 
 def reference(mixer: str, tokens: Tokens, *, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Reference:
-    """Run one mixer of DESIGN's table, token by token and head by head, in float64; there is at least one token."""
+    """Run the mixer of this name, token by token and head by head, in float64; there is at least one token."""
     given = {f.name: x.double() if isinstance(x := getattr(tokens, f.name), Tensor) else x for f in fields(tokens)}
     B, T, H, V = *tokens.v.shape[:3], tokens.v.shape[-1]
     K = tokens.q.shape[-1]
@@ -194,7 +194,8 @@ def replay(
     """Run the canonical inputs of one sequence in float64, token by token.
 
     ``q`` and ``d`` ``[T, H, K]``, ``g`` ``[T, H, K or 1]``, ``k`` and ``a`` ``[T, H, M, K]``, ``u`` ``[T, H, M, V]``,
-    ``initial_state`` ``[H, K, V]``. Returns y = Sᵀq and S̄ᵀd (zeros where d is None), ``[T, H, V]`` each.
+    ``initial_state`` ``[H, K, V]``; d reads what edit ``main`` reads, −1 being the last. Returns y = Sᵀq and S̄ᵀd (zeros where d
+    is None), ``[T, H, V]`` each.
     """
     q, g, k, a, u = (x.double() for x in (q, g, k, a, u))
     d = torch.zeros_like(q) if d is None else d.double()
