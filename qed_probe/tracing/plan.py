@@ -32,8 +32,8 @@ class Settings(TypedDict, total=False):
 
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model
     runs on and in; ``vectors`` is the dtype that the read S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps
-    what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every λ;
-    ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the store.
+    what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every
+    λ; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the store.
     """
 
     layers: Sequence[int] | None
