@@ -55,6 +55,12 @@ def fold(ds: xr.Dataset, names: Sequence[str], step: Callable[[dict[str, Array]]
     return total
 
 
+def mean(total: Array, n: Array) -> Array:
+    """What sums and counts give, NaN where nothing was counted."""
+    found: Array = np.divide(total, n, out=np.full(total.shape, np.nan), where=n > 0)
+    return found
+
+
 def _join(name: str) -> np.ufunc:
     return {"min": np.minimum, "max": np.maximum}.get(name.rpartition("_")[2], np.add)
 
@@ -102,8 +108,7 @@ def label_folded(
     token, rest = np.divmod(first, layers * heads)
     layer, head = np.divmod(rest, heads)
     found = first < NOWHERE
-    numbers = ds["layer"].values if "layer" in ds.coords else np.arange(layers)
-    places = np.stack([np.where(found, x, -1) for x in (numbers[layer], token, head)], -1)
+    places = np.stack([np.where(found, x, -1) for x in (ds["layer"].values[layer], token, head)], -1)
     bad = {"nonfinite": folded["nonfinite"], "first_nonfinite": places}
     labels = {"source": list(names), "place": ["layer", "token", "head"], **coords}
     return label(ds, {**values, **bad}, {**fields, **NONFINITE}, labels, **attrs)

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded
+from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 
 NAMES = ("rho", "read_norm", "output_norm", "correction_norm", "correction_cosine")
 LOWEST_OCTAVE, OCTAVES, PER_OCTAVE = -30, 46, 128
@@ -32,14 +32,18 @@ def correction_share(ds: xr.Dataset) -> xr.Dataset:
     exceeds any angle where the correction shrinks the output. Per unit λ, y₀ = y and it is the angle's rate of change. cos is
     float32: √(1 − cos²) below 4e-4 is rounding.
     """
-    per_unit = "lambda" not in ds or not np.any(ds["lambda"].values)
+    per_unit = no_strength(ds)
     folded = fold(ds, NAMES, lambda records: share_sums(*shares(records, per_unit), records["output_norm"] == 0))
-    n = np.maximum(folded["n"], 1)
     values = {name: folded[name] for name in ("n", "zero_output")}
     for name in ("share", "across"):
-        values[f"{name}_mean"] = np.where(folded["n"] > 0, folded[name] / n, np.nan)
+        values[f"{name}_mean"] = mean(folded[name], folded["n"])
         values[f"{name}_median"] = median(folded[f"{name}_counts"])
     return label_folded(ds, NAMES, folded, values, FIELDS, {}, per_unit_lambda=int(per_unit))
+
+
+def no_strength(ds: xr.Dataset) -> bool:
+    """Whether every λ is 0, so that the correction has a size only per unit λ."""
+    return "lambda" not in ds or not np.any(ds["lambda"].values)
 
 
 def shares(records: dict[str, Array], per_unit: bool) -> tuple[Array, Array]:

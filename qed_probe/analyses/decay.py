@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded
+from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 
 NAMES = ("log_decay", "log_decay_max")
 FIELDS: dict[str, Field] = {
@@ -21,8 +21,8 @@ def half_life(ds: xr.Dataset) -> xr.Dataset:
     wipes the memory and gives 0. Raises StoreError if a record is not there.
     """
     folded = fold(ds, NAMES, lambda records: decay_sums(np.stack(list(records.values()))))
-    mean = np.where(folded["n"] > 0, folded["total"] / np.maximum(folded["n"], 1), np.nan)
-    values = {"half_life": half_life_of(mean), "mean_log_decay": mean, "n": folded["n"], "wiped": folded["wiped"]}
+    g = mean(folded["total"], folded["n"])
+    values = {"half_life": half_life_of(g), "mean_log_decay": g, "n": folded["n"], "wiped": folded["wiped"]}
     return label_folded(ds, NAMES, folded, values, FIELDS, {"channel": ["mean", "slowest"]})
 
 
@@ -32,7 +32,7 @@ def decay_sums(g: Array) -> dict[str, Array]:
     return {"n": good.sum(2), "wiped": np.isneginf(g).sum(2), "total": np.where(good, g, 0).sum(2, dtype=np.float64)}
 
 
-def half_life_of(mean: Array) -> Array:
+def half_life_of(g: Array) -> Array:
     """The half-life ln ½ / mean g: 0 at −∞, ∞ at 0."""
-    found: Array = np.divide(np.log(0.5), mean, out=np.full(mean.shape, np.inf), where=mean != 0)
+    found: Array = np.divide(np.log(0.5), g, out=np.full(g.shape, np.inf), where=g != 0)
     return found

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded
+from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 from qed_probe.analyses.bounds import eigenvalue_bounds
 
 WIDTH = 0.02
@@ -90,7 +90,7 @@ def rho(ds: xr.Dataset) -> xr.Dataset:
     edges = np.linspace(-span, span, 101)
     folded = fold(ds, ["rho"], lambda records: rho_counts(records["rho"], edges))
     values = {name: folded[name] for name in ("counts", "n", "negative")} | {"edges": edges}
-    values["mean"] = np.divide(folded["total"], folded["n"], out=np.full(folded["n"].shape, np.nan), where=folded["n"] > 0)
+    values["mean"] = mean(folded["total"], folded["n"])
     return label_folded(ds, ["rho"], folded, values, RHO, {})
 
 

@@ -38,7 +38,7 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept[first:]).transpose("token", "head")
     value = (part.isel(head=head) if head is not None else part.mean("head", skipna=False)).values
     role = [str(x) for x in ds["role"].isel(token=kept[first:]).values] if "role" in ds else [""] * len(value)
-    long_name = f"{part.attrs.get('formula') or part.attrs.get('long_name', record)}"
+    long_name = str(part.attrs.get("formula") or part.attrs.get("long_name", record))
     where = f"layer {layer}, " + ("mean over heads" if head is None else f"head {head}")
     return label(
         ds,

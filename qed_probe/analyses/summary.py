@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from qed_probe.analyses import correction, decay
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded
+from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 
 MEANS: dict[str, Field] = {
     "rho": (("layer",), "1", "mean of ρ = qᵀk"),
@@ -35,13 +35,13 @@ def summary(ds: xr.Dataset) -> xr.Dataset:
     """
     names = [name for name in NEEDS if name in ds]
     shared = all(name in ds for name in correction.NAMES)
-    per_unit = "lambda" not in ds or not np.any(ds["lambda"].values)
+    per_unit = correction.no_strength(ds)
     names += [name for name in correction.NAMES if shared and name not in names]
     folded = fold(ds, names, lambda records: layer_sums(records, shared, per_unit))
-    values = {name: _mean(folded, name) for name in MEANS if name in folded}
+    values = {name: mean(folded[name], folded[f"{name}_n"]) for name in MEANS if name in folded}
     values |= {name: folded[name] for name in ("eigenvalue_min", "eigenvalue_max") if name in folded}
     if "log_decay" in folded:
-        values["half_life"] = decay.half_life_of(_mean(folded, "log_decay"))
+        values["half_life"] = decay.half_life_of(mean(folded["log_decay"], folded["log_decay_n"]))
     if "correct" in ds:
         scored = ds["correct"].values[np.isfinite(ds["correct"].values)]
         values["scored"] = np.array(scored.size)
@@ -65,9 +65,3 @@ def layer_sums(records: dict[str, Array], shared: bool, per_unit: bool) -> dict[
             sums["eigenvalue_min"] = np.where(good, value, np.inf).min((1, 2))
             sums["eigenvalue_max"] = np.where(good, value, -np.inf).max((1, 2))
     return sums
-
-
-def _mean(folded: dict[str, Array], name: str) -> Array:
-    total, n = folded[name], folded[f"{name}_n"]
-    mean: Array = np.divide(total, n, out=np.full(total.shape, np.nan), where=n > 0)
-    return mean
