@@ -92,7 +92,7 @@ def wrap(texts: list[str], columns: int) -> list[Piece]:
 
 def _label(ds: xr.Dataset) -> str:
     units = ds["value"].attrs["units"]
-    return f"{ds['value'].attrs['long_name']}" + (f" ({units})" if units != "1" else "")
+    return str(ds["value"].attrs["long_name"]) + (f" ({units})" if units != "1" else "")
 
 
 def _title(ds: xr.Dataset) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
@@ -15,10 +15,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+Arguments = ParamSpec("Arguments")
+
 COLUMN, PAGE = 3.4, 7.0
-# Okabe and Ito's palette.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+# Okabe and Ito's palette, but for its black.
+ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 EMPTY = "#D9D9D9"
 
@@ -43,11 +45,11 @@ RC: dict[Any, Any] = {
 }
 
 
-def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Draw, and save, under this style and no other."""
+def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
+    """Draw under this style and no other."""
 
     @wraps(draw)
-    def inner(*args: Any, **kwargs: Any) -> Figure:  # noqa: ANN401
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Figure:
         with mpl.rc_context(RC):
             return draw(*args, **kwargs)
 
