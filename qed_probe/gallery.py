@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from qed_probe import analyses, figures
-from qed_probe.analyses import correction
+from qed_probe.analyses import Analysis, correction, decay
 from qed_probe.errors import InputError, StoreError
 from qed_probe.figures import style
 from qed_probe.store import reader
@@ -26,7 +26,7 @@ class Diagnostic:
     """One row of the table: the name of its files, its analysis, its figure and the variables that it cannot do without."""
 
     name: str
-    analysis: Callable[[xr.Dataset], xr.Dataset]
+    analysis: Analysis
     figure: Callable[[xr.Dataset], Figure]
     needs: tuple[str, ...]
 
@@ -36,7 +36,7 @@ DIAGNOSTICS = (
     Diagnostic("rho", analyses.rho, figures.draw_rho, ("rho",)),
     Diagnostic("correction-share", analyses.correction_share, figures.draw_correction_share, correction.NAMES),
     Diagnostic("rho-read", analyses.rho_read, figures.draw_rho_read, ("rho", "read_norm")),
-    Diagnostic("half-life", analyses.half_life, figures.draw_half_life, ("log_decay", "log_decay_max")),
+    Diagnostic("half-life", analyses.half_life, figures.draw_half_life, decay.NAMES),
     Diagnostic(
         "tokens-written",
         partial(analyses.token_strip, record="residual_norm"),
@@ -85,7 +85,7 @@ def skipped(ds: xr.Dataset) -> dict[str, str]:
     return {name: f"the store has no {', '.join(names)}" for name, names in absent.items() if names}
 
 
-def save(figure: Figure, stem: Path, formats: Collection[str] = ("png", "svg")) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Collection[str]) -> list[Path]:
     """Write a figure as ``stem.FORMAT``, the same bytes each time, and return the files."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
