@@ -18,4 +18,4 @@ class StoreError(QedProbeError):
 
 
 class CheckFailed(QedProbeError):  # noqa: N818 - it names an outcome: the check ran and did not hold
-    """The records of a trace do not agree with an independent replay."""
+    """Something that must hold does not: a replay agrees with its trace, a loss is finite."""
