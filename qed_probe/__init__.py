@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qed_probe.models.config import PRESETS, ModelConfig, preset
     from qed_probe.models.language import LanguageModel
     from qed_probe.models.tokenizer import ByteTokenizer
-    from qed_probe.store.reader import open, open_inputs, open_states
+    from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.tasks import Prompt, file_prompts, niah_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
     from qed_probe.training import RECIPES, Recipe, train
@@ -27,10 +27,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DIAGNOSTICS", "MIXERS", "PRESETS", "RECIPES", "ByteTokenizer", "Captured", "CheckFailed", "CheckpointError", "Estimate",
-    "InputError", "LanguageModel", "Mixer", "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Tokens",
-    "__version__", "analyses", "capture", "errors", "estimate", "figures", "file_prompts", "kernels", "load_model", "models",
-    "niah_prompts", "open", "open_inputs", "open_states", "plot", "preset", "read_config", "read_provenance", "recurrence",
-    "reference", "run", "save_model", "store", "tasks", "text_prompts", "token_prompts", "trace", "train", "training",
+    "IncompleteStoreWarning", "InputError", "LanguageModel", "Mixer", "ModelConfig", "Prompt", "QedProbeError", "Recipe",
+    "StoreError", "Tokens", "__version__", "analyses", "capture", "errors", "estimate", "figures", "file_prompts", "kernels",
+    "load_model", "models", "niah_prompts", "open", "open_inputs", "open_states", "plot", "preset", "read_config",
+    "read_provenance", "recurrence", "reference", "run", "save_model", "store", "tasks", "text_prompts", "token_prompts",
+    "trace", "train", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -43,7 +44,7 @@ _HOMES = {
     "models.config": ("PRESETS", "ModelConfig", "preset"),
     "models.language": ("LanguageModel",),
     "models.tokenizer": ("ByteTokenizer",),
-    "store.reader": ("open", "open_inputs", "open_states"),
+    "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("Prompt", "file_prompts", "niah_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),
     "training": ("RECIPES", "Recipe", "train"),

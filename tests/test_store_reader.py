@@ -78,8 +78,9 @@ def test_open_is_lazy_and_right(tmp_path: Path) -> None:
 
 def test_incomplete_says_so(tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr", packs_at_most=3)  # packs end at 79, 210, 275: blocks of 64 are done up to 256
-    with pytest.warns(reader.IncompleteStoreWarning, match=r"a\.zarr: 256 of 775 tokens are complete"):
+    with pytest.warns(reader.IncompleteStoreWarning, match=r"a\.zarr: 256 of 775 tokens are complete") as caught:
         ds = reader.open(path)
+    assert [warning.filename for warning in caught] == [__file__]
     assert ds.attrs["complete"] is False
     assert ds["complete"].values.tolist() == [True] * 256 + [False] * 519
     check_complete_part(ds)
@@ -116,6 +117,22 @@ def test_several_stores_are_one(tmp_path: Path) -> None:
         joined = reader.open(one, part)
     assert joined.attrs["complete"] is False
     assert joined["complete"].values.sum() == 75 + 64
+
+
+def test_inputs_and_states_of_several_stores_are_one(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one.zarr", (5, 70)), write(tmp_path / "two.zarr", (130, 1, 64))
+    inputs = reader.open_inputs(one, two)
+    parts = [reader.open_inputs(path)["k"].values for path in (one, two)]
+    np.testing.assert_array_equal(inputs["k"], np.concatenate(parts, 1))
+    assert inputs["prompt_index"].values[[74, 75]].tolist() == [1, 2]
+    assert inputs.attrs["mixer"] == "eda-qed"
+    states = reader.open_states(one, two)
+    assert states["snapshot_token"].values.tolist() == [5, 74, 75 + 5, 75 + 194]
+    parts = [reader.open_states(path)["state"].values for path in (one, two)]
+    np.testing.assert_array_equal(states["state"], np.concatenate(parts, 1))
+    half = write(tmp_path / "half.zarr", (5, 9), strength=0.5)
+    with pytest.raises(StoreError, match="do not belong together: strength"):
+        reader.open_states(one, half)
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:

@@ -25,25 +25,30 @@ def open(*paths: str | Path) -> xr.Dataset:
     outcomes of prompts that reach into it. Warns with IncompleteStoreWarning. Raises StoreError for a path that is no store or
     needs a newer qed-probe, and for stores that do not belong together.
     """
+    return _open_all(paths)
+
+
+def open_inputs(*paths: str | Path) -> xr.Dataset:
+    """Open the ``inputs`` of stores, as ``open`` does: what recomputes every record without the model."""
+    return _open_all(paths, "inputs")
+
+
+def open_states(*paths: str | Path) -> xr.Dataset:
+    """Open the ``states`` of stores, as ``open`` does: ``state(layer, snapshot, head, key, value)``."""
+    return _open_all(paths, "states")
+
+
+def _open_all(paths: tuple[str | Path, ...], group: str = "") -> xr.Dataset:
     if not paths:
         raise StoreError("expected at least one store to open, found none")
-    stores = [*map(_open, map(Path, paths))]
-    for path, ds in zip(paths[1:], stores[1:], strict=True):
-        _check_together(stores[0], ds, f"{paths[0]} and {path}")
+    stores: list[xr.Dataset] = []
+    for path in paths:
+        stores.append(_open(Path(path), group))
+        _check_together(stores[0], stores[-1], f"{paths[0]} and {path}")
     return stores[0] if len(stores) == 1 else _join(stores)
 
 
-def open_inputs(path: str | Path) -> xr.Dataset:
-    """Open the ``inputs`` of a store, lazily: what recomputes every record without the model. Raises StoreError as ``open``."""
-    return _open(Path(path), "inputs")
-
-
-def open_states(path: str | Path) -> xr.Dataset:
-    """Open the ``states`` of a store, lazily: ``state(layer, snapshot, head, key, value)``. Raises StoreError as ``open``."""
-    return _open(Path(path), "states")
-
-
-def _open(path: Path, group: str = "") -> xr.Dataset:
+def _open(path: Path, group: str) -> xr.Dataset:
     attrs = place.stored_attrs(path)
     version = attrs["qed_probe_schema"]
     if version != schema.SCHEMA_VERSION:
@@ -58,9 +63,9 @@ def _open(path: Path, group: str = "") -> xr.Dataset:
     if not complete.all():
         ds = _mask(ds, group, complete)
         kept = f"{complete.sum()} of {len(complete)} tokens are complete, the others read as NaN"
-        warnings.warn(f"{path}: {kept}; --resume finishes it", IncompleteStoreWarning, stacklevel=3)
+        warnings.warn(f"{path}: {kept}; --resume finishes it", IncompleteStoreWarning, stacklevel=4)
     ds = ds.assign_coords(complete=("token", complete)).drop_vars("done", errors="ignore")
-    return ds.assign_attrs(complete=bool(complete.all()))
+    return ds.assign_attrs(root.attrs, complete=bool(complete.all()))
 
 
 def _mask(ds: xr.Dataset, group: str, complete: np.ndarray) -> xr.Dataset:
@@ -89,7 +94,7 @@ def _check_together(one: xr.Dataset, other: xr.Dataset, paths: str) -> None:
 
 def _join(stores: list[xr.Dataset]) -> xr.Dataset:
     """One after another along every dimension that grows with the prompts; indices into those dimensions move along."""
-    grown = ("token", "prompt", "mark", "boundary")
+    grown = [dim for dim in ("token", "prompt", "mark", "boundary", "snapshot") if dim in stores[0].dims]
     shifted, tokens, prompts = [], 0, 0
     for ds in stores:
         moved: dict[str, Any] = {
@@ -97,6 +102,8 @@ def _join(stores: list[xr.Dataset]) -> xr.Dataset:
             "mark_token": ds["mark_token"] + tokens,
             "cu_seqlens": ds["cu_seqlens"] + tokens,
         }
+        if "snapshot" in grown:
+            moved["snapshot_token"] = ds["snapshot_token"] + tokens
         shifted.append(ds.assign_coords(moved).isel(boundary=slice(1 if tokens else 0, None)))
         tokens, prompts = tokens + ds.sizes["token"], prompts + ds.sizes["prompt"]
     names = {dim: [name for name, x in stores[0].variables.items() if dim in x.dims] for dim in grown}
