@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qed_probe.errors import InputError
 from qed_probe.models import checkpoint as checkpoints
 from qed_probe.models.capture import Captured, capture
+from qed_probe.models.device import find_device
 from qed_probe.models.language import LanguageModel
 from qed_probe.store import schema
 from qed_probe.store.layout import Layout
@@ -83,7 +84,7 @@ def make_plan(
         raise InputError(f"vectors: expected one of {', '.join(VECTORS)}, found {vectors!r}")
     if not math.isfinite(strength):
         raise InputError(f"strength: expected a finite number, found {strength}")
-    place = _device(device)
+    place = find_device(device)
     check_vocabulary(prompts, checkpoints.read_config(checkpoint).vocab_size)
     model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
     chosen = _layers(model, layers)
@@ -161,13 +162,6 @@ def _layers(model: LanguageModel, asked: Sequence[int] | None) -> tuple[int, ...
     if unknown or (asked is not None and not asked):
         raise InputError(f"layers: expected some of {[*there]}, found {unknown or 'none'}")
     return there if asked is None else tuple(sorted(set(asked)))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError):
-        raise InputError(f"device: expected one that is there, found {name!r}") from None
 
 
 def _check_fit(model: LanguageModel, lengths: NDArray[np.int64], device: torch.device) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.models import checkpoint
 from qed_probe.models.config import ModelConfig
+from qed_probe.models.device import find_device
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.layers import HeadLinear
 from qed_probe.tasks.niah import shortest
@@ -59,7 +60,7 @@ def train(
     if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"expected an output that does not exist yet, found {output}")
     ids = None if tokens is None else _open_tokens(tokens, recipe)
-    model = _new_model(config, seed, _device(device))
+    model = _new_model(config, seed, find_device(device))
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.rate, betas=(0.9, 0.95))
     run = Run(recipe, seed, ids, output, save_dtype, model, optimizer)
     if resume:
@@ -162,13 +163,6 @@ def _open_tokens(path: str | Path, recipe: Recipe) -> NDArray[np.integer]:
     if ids.ndim != 1 or len(ids) < recipe.length:
         raise InputError(f"expected one row of at least {recipe.length} ids, found shape {ids.shape} in {path}")
     return ids
-
-
-def _device(name: str | torch.device) -> torch.device:
-    try:
-        return torch.zeros(0, device=torch.device(name)).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"expected a device that is there, found {name}") from error
 
 
 @contextmanager

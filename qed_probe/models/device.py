@@ -1,0 +1,13 @@
+"""Where a model runs."""
+
+import torch
+
+from qed_probe.errors import InputError
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device of this name, its index filled in; raises InputError if it is not there."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device: expected one that is there, found {str(name)!r}") from error
