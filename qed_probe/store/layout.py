@@ -89,18 +89,20 @@ class Layout:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The length of every dimension, ``block`` included."""
-        sizes = {
-            "layer": len(self.layers), "head": self.heads, "key": self.key, "value": self.value, "edit": self.edits,
-            "token": len(self.tokens), "prompt": len(self.lengths), "boundary": len(self.lengths) + 1,
-            "mark": len(self.marks), "snapshot": len(self.snapshots),
-        }  # fmt: skip
-        block = schema.block_tokens((*self.static, *self.rows.values()), sizes)
-        return sizes | {"block": -(-len(self.tokens) // block)}
+        return self._extents | {"block": -(-len(self.tokens) // self.block)}
 
     @cached_property
     def block(self) -> int:
         """Tokens in a block."""
-        return schema.block_tokens((*self.static, *self.rows.values()), self.sizes)
+        return schema.block_tokens((*self.static, *self.rows.values()), self._extents)
+
+    @property
+    def _extents(self) -> dict[str, int]:
+        return {
+            "layer": len(self.layers), "head": self.heads, "key": self.key, "value": self.value, "edit": self.edits,
+            "token": len(self.tokens), "prompt": len(self.lengths), "boundary": len(self.lengths) + 1,
+            "mark": len(self.marks), "snapshot": len(self.snapshots),
+        }  # fmt: skip
 
     @cached_property
     def identity(self) -> dict[str, object]:
