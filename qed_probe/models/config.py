@@ -1,7 +1,7 @@
 """The sizes and constants of a model, and the presets."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
@@ -69,8 +69,7 @@ class ModelConfig:
         unknown = [name for name in values if name not in known]
         if unknown:
             raise InputError(f"model config: unknown {', '.join(map(repr, unknown))}; expected {', '.join(known)}")
-        needed = ("mixer", "hidden", "layers", "heads", "key_dim", "value_dim", "ffn", "vocab_size", "tokenizer")
-        missing = [name for name in needed if name not in values]
+        missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in values]
         if missing:
             raise InputError(f"model config: missing {', '.join(missing)}")
         return cls(**values)
