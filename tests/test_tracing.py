@@ -13,6 +13,7 @@ import qed_probe as qp
 from qed_probe.kernels import Tokens, reference, replay
 from qed_probe.models import selfcheck
 from qed_probe.models.capture import Captured, capture
+from qed_probe.tracing import plan, run
 from qed_probe.tracing.plan import _packs
 from tests.recurrences import error
 
@@ -199,3 +200,11 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path: Path) -> None:
         tracemalloc.stop()
     # The token ids themselves, 8 bytes each, are all that is held of every prompt.
     assert peaks[1] < peaks[0] + 70 * (80 - 20) * 256
+
+
+def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = []
+    monkeypatch.setattr(plan, "PACK", 128)
+    monkeypatch.setattr(run, "check_layer", lambda captured, start: spans.append((start, start + captured.output.shape[1])))
+    qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 5, tmp_path / "run.zarr")
+    assert spans == [(0, 128), (128, 256), (256, 320)]

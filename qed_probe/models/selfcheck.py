@@ -14,10 +14,11 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 """Max |x − ref| / max |ref| that the rounding of the model's dtype explains."""
 
 
-def check_heads(captured: Captured, seed: int) -> None:
+def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
     """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of its first sequence.
 
-    Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token.
+    Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token, the pass having
+    begun at token ``start``.
     """
     seen, ready = captured.observation, captured.observation.edits
     heads = ready.q.shape[2]
@@ -30,13 +31,13 @@ def check_heads(captured: Captured, seed: int) -> None:
     state = None if captured.initial_state is None else captured.initial_state[0, pick]
     y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
     tolerance = TOLERANCE[captured.output.dtype]
-    _compare(captured, captured.output[0, span].index_select(1, pick), captured.scale * y, pick, tolerance, "output")
+    _compare(captured, captured.output[0, span].index_select(1, pick), captured.scale * y, pick, tolerance, start, "output")
     if "read" in seen.records:
         recorded = seen.records["read"][0, span].index_select(1, pick)
-        _compare(captured, recorded, read, pick, TOLERANCE[torch.float32], "read S̄ᵀd")
+        _compare(captured, recorded, read, pick, TOLERANCE[torch.float32], start, "read S̄ᵀd")
 
 
-def check_layer(captured: Captured) -> None:
+def check_layer(captured: Captured, start: int = 0) -> None:
     """Run all tokens of a layer again in smaller chunks, that is in other arithmetic; raises CheckFailed as ``check_heads``."""
     ready = captured.observation.edits
     again = recurrence(
@@ -51,10 +52,11 @@ def check_layer(captured: Captured) -> None:
     )
     heads = torch.arange(ready.q.shape[2])
     tolerance = TOLERANCE[captured.output.dtype]
-    _compare(captured, captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1), heads, tolerance, "output")
+    found, expected = captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1)
+    _compare(captured, found, expected, heads, tolerance, start, "output")
 
 
-def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, what: str) -> None:
+def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, start: int, what: str) -> None:
     """``[T, heads, V]`` each."""
     size = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     off = ((found.double() - expected.double()).abs() / size).amax(-1)
@@ -62,5 +64,5 @@ def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor,
         token, head = divmod(int(off.nan_to_num(torch.inf).argmax()), off.shape[1])
         raise CheckFailed(
             f"self-check: expected the {what} within {tolerance:.1e} of its replay, found {off[token, head].item():.1e} "
-            f"at layer {captured.layer}, head {int(heads[head])}, token {token}"
+            f"at layer {captured.layer}, head {int(heads[head])}, token {start + token}"
         )

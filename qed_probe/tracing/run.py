@@ -61,7 +61,7 @@ def trace(
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
         left = [pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > store.first_token]
         for pack in left:
-            _run(plan, pack, store, check=pack == left[0])
+            _run(plan, pack, store, first=pack == left[0])
             done = int(plan.layout.cu_seqlens[pack.stop])
             store.commit(done)
             if progress is not None:
@@ -85,8 +85,8 @@ def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **setting
     return Estimate(len(layout.tokens), sum(sizes), seconds / ids.shape[1] * len(layout.tokens))
 
 
-def _run(plan: Plan, pack: slice, store: Writer, *, check: bool) -> None:
-    """Forward whole prompts, packed in one row, and write what was seen of them."""
+def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
+    """Forward whole prompts, packed in one row, check what was seen of them and write it."""
     layout = plan.layout
     begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
     ids = torch.from_numpy(layout.tokens[begin:end])[None].to(plan.device)
@@ -95,10 +95,10 @@ def _run(plan: Plan, pack: slice, store: Writer, *, check: bool) -> None:
     sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
 
     def sink(captured: Captured) -> None:
-        if check:
-            check_heads(captured, plan.seed)
-            if captured.layer == sampled:
-                check_layer(captured)
+        if first:
+            check_heads(captured, plan.seed, begin)
+        if captured.layer == sampled:
+            check_layer(captured, begin)
         _write(captured, layout, store, begin)
 
     with torch.inference_mode():
