@@ -208,3 +208,16 @@ def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run, "check_layer", lambda captured, start: spans.append((start, start + captured.output.shape[1])))
     qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 5, tmp_path / "run.zarr")
     assert spans == [(0, 128), (128, 256), (256, 320)]
+
+
+def test_an_estimate_is_not_taken_from_a_single_short_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, passes = make_checkpoint(tmp_path / "model", "qed"), []
+    forward = qp.LanguageModel.forward
+
+    def counted(model: qp.LanguageModel, ids: Tensor) -> Tensor:
+        passes.append(ids.shape[1])
+        return forward(model, ids)
+
+    monkeypatch.setattr(qp.LanguageModel, "forward", counted)
+    qp.estimate(where, [qp.Prompt(np.full(3, 7))] * 400)
+    assert passes == [1, 1024, 1024]

@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a trace would cost: tokens, bytes on disk, and seconds at the speed of a first pass on this device."""
+    """What a trace would cost: tokens, bytes on disk, and seconds at the speed of one timed pass on this device."""
 
     tokens: int
     bytes: int
@@ -71,11 +71,11 @@ def trace(
 
 
 def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **settings: Unpack[Settings]) -> Estimate:
-    """Say what ``trace`` would cost, from the store's layout and a timed pass over at most 1024 tokens."""
+    """Say what ``trace`` would cost, from the store's layout and a timed pass over its first tokens, at most 1024."""
     plan = make_plan(checkpoint, prompts, **settings)
     layout = plan.layout
     sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
-    ids = torch.from_numpy(plan.prompts[0].tokens[:1024])[None].to(plan.device)
+    ids = torch.from_numpy(layout.tokens[:1024])[None].to(plan.device)
     seconds = math.inf
     for _ in range(2):  # the first pass warms up
         begun = time.perf_counter()
