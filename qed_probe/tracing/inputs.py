@@ -6,7 +6,7 @@ from qed_probe.models.capture import Captured
 
 
 def inputs(captured: Captured) -> dict[str, Tensor]:
-    """What recomputes every record offline, by the names of the store's ``inputs``, ``[1, T, head, ...]``."""
+    """What the mixer has of the store's ``inputs``, by key, ``[1, T, head, ...]``."""
     ready, tokens = captured.observation.edits, captured.observation.tokens
     found = {"q": ready.q, "g": ready.g.expand_as(ready.q), "d": ready.d, "k": ready.k, "a": ready.a, "u": ready.u}
     found |= {"o": captured.output, "b": tokens.b, "w": tokens.w, "v": tokens.v, "beta": tokens.beta, "gamma": tokens.gamma}
