@@ -39,7 +39,7 @@ class Mixer:
     address_last: bool = False
 
     @property
-    def reads_direction(self) -> Direction | None:
+    def recorded_direction(self) -> Direction | None:
         """The direction whose read is recorded: the mixer's own, else the one QED would add; None without an erase gate."""
         return (self.direction or Direction()) if self.gate in ("scalar", "channel") else None
 
@@ -162,7 +162,7 @@ def project_out(x: Tensor, k: Tensor) -> Tensor:
 
 
 def _added_direction(mixer: Mixer, tokens: Tokens, k: Tensor, gate: Tensor) -> Tensor | None:
-    how = mixer.reads_direction
+    how = mixer.recorded_direction
     if how is None:
         return None
     x = tokens.q if how.source == "query" else _need(tokens.direction).expand_as(k)
