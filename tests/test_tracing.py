@@ -146,6 +146,7 @@ def test_layers_of_a_part_agree_with_the_whole(prompts: list[qp.Prompt], tmp_pat
     whole = qp.trace(where, prompts, tmp_path / "a.zarr")
     part = qp.trace(where, prompts, tmp_path / "b.zarr", layers=[1], vectors="none")
     assert "read" not in part
+    assert (whole.attrs["vectors"], part.attrs["vectors"]) == ("float16", "none")
     xr.testing.assert_equal(part["eigenvalue"].drop_vars("layer"), whole["eigenvalue"].sel(layer=[1]).drop_vars("layer"))
 
 

@@ -105,7 +105,7 @@ def test_one_step_of_qed_and_gdn2_differ_by_the_correction(seed: int, K: int, V:
     assert tokens.lam is not None
     k = qed.edits.k[..., 0, :]
     rho = (tokens.q * k).sum(-1, keepdim=True)
-    by_d = qed.read.probes[..., 1, :]
+    by_d = qed.read.probes[..., 0, :]
     torch.testing.assert_close(qed.read.y - gdn2.read.y, -tokens.lam[:, None] * rho * by_d)
     change = (qed.read.final_state - gdn2.read.final_state)[0]
     torch.testing.assert_close(change, -tokens.lam[:, None, None] * k[0, 0, :, :, None] * by_d[0, 0, :, None, :])

@@ -24,15 +24,17 @@ class Read:
     """What the memory gave back.
 
     With Ŝ the decayed memory before a token's first edit: ``y`` ``[B, T, H, V]`` is Sᵀq after the last edit, without the output's
-    scale, and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp;
-    ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last;
-    ``states`` ``[positions, H, K, V]``.
+    scale, and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp
+    and ``decayed_a`` ``[B, T, H, M, V]`` is Ŝᵀa, with no M where no probes were asked for; ``final_state`` ``[N, H, K, V]``;
+    ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last; ``states``
+    ``[positions, H, K, V]``.
     """
 
     y: Tensor
     decayed_y: Tensor
     residual: Tensor
     probes: Tensor
+    decayed_a: Tensor
     final_state: Tensor
     state_norm: Tensor
     states: Tensor
@@ -82,6 +84,8 @@ def recurrence(
     residual = written - seen @ starts
     decayed_y = entering[..., M, :] @ starts + within[0][..., M, :] @ residual
     read = (p * from_start).flatten(2, 3) @ starts + within[1].flatten(2, 3) @ residual
+    reading = 0 if probes is None else M
+    decayed_a = entering[..., :reading, :].flatten(2, 3) @ starts + within[0][..., :reading, :].flatten(2, 3) @ residual
     residual = residual.view(n, H, C, M, V)
     y = decayed_y + ((x[..., M:, :] @ c.transpose(-1, -2)) @ residual)[..., 0, :]
     return Read(
@@ -89,6 +93,7 @@ def recurrence(
         decayed_y=layout.take(decayed_y).view(B, T, H, V),
         residual=layout.take(residual).view(B, T, H, M, V),
         probes=layout.take(read.view(n, H, C, p.shape[-2], V)).view(B, T, H, p.shape[-2], V),
+        decayed_a=layout.take(decayed_a.view(n, H, C, reading, V)).view(B, T, H, reading, V),
         final_state=final,
         state_norm=torch.linalg.vector_norm(after, dim=(-2, -1))[layout.marks],
         states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, residual),

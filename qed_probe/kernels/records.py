@@ -1,10 +1,9 @@
 """What is recorded of every token and head, from one pass of the recurrence and the vectors that went into it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import Edits, Mixer, Tokens, edits
@@ -45,7 +44,7 @@ def run(
         ready.k,
         ready.a,
         ready.u,
-        probes=torch.stack([ready.base, *probes], -2) if record else None,
+        probes=torch.stack(probes, -2) if probes else None,
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         states_at=states_at,
@@ -54,22 +53,24 @@ def run(
 
 
 def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
-    """Every record that this mixer can have, from the reads of b⊙k, d and ε that ``run`` asks for.
+    """Every record that this mixer can have, from the reads of d and ε that ``run`` asks for.
 
     The probes read the decayed memory Ŝ; the memory that the main edit reads is S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
     """
     k, a = ready.k[..., ready.main, :], ready.a[..., ready.main, :]
-    rho, overlap, overlap_base = _dot(ready.q, k), _dot(a, k), _dot(ready.base, k)
+    rho, overlap, key_norm = _dot(ready.q, k), _dot(a, k), _norm(k)
+    overlap_base = overlap if mixer.direction is None else _dot(ready.base, k)
+    norm = operator_norm(k, a, overlap, key_norm)
     found = {
         "rho": rho,
         "eigenvalue": 1 - overlap,
         "eigenvalue_projected": 1 - overlap_base,
-        "eigenvalue_unit": 1 - _unit_overlap(mixer, tokens) if tokens.unit_key else 1 - overlap,
-        "key_norm": _norm(k),
-        "operator_norm": operator_norm(k, a, overlap),
-        "operator_norm_base": operator_norm(k, ready.base, overlap_base),
-        "residual_norm": _norm(read.residual[..., ready.main, :]),
-        "output_norm": _norm(read.y),
+        "eigenvalue_unit": 1 - (_unit_overlap(mixer, tokens, overlap, overlap_base) if tokens.unit_key else overlap),
+        "key_norm": key_norm,
+        "operator_norm": norm,
+        "operator_norm_base": norm if mixer.direction is None else operator_norm(k, ready.base, overlap_base, key_norm),
+        "residual_norm": _read_norm(read.residual[..., ready.main, :]),
+        "output_norm": _read_norm(read.y),
         "state_norm": read.state_norm,
     }
     if ready.k.shape[-2] > 1:
@@ -78,102 +79,105 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     beta = overlap_base if tokens.beta is None else tokens.beta.to(k.dtype)
     beta = beta[..., -1] if beta.ndim == 4 else beta
     gamma = torch.zeros_like(rho) if tokens.gamma is None else tokens.gamma.to(k.dtype)
-    found |= {"budget_decay": -ready.g.expm1().mean(-1), "budget_delta": found["retention"] * beta}
+    found["budget_delta"] = found["retention"] * beta
     if mixer.gate != "in-context":
         found["budget_erase"] = found["retention"] * gamma
     if ready.d is not None:
-        found |= _direction_records(tokens, ready, ready.d, read, rho)
+        found |= _direction_records(tokens, ready, ready.d, read, rho, found["output_norm"])
     if ready.address is not None:
         found |= _address_records(ready, read, ready.address, beta, gamma)
     return {name: x.float() for name, x in found.items()}
 
 
-def operator_norm(k: Tensor, a: Tensor, overlap: Tensor) -> Tensor:
+def operator_norm(k: Tensor, a: Tensor, overlap: Tensor, key_norm: Tensor) -> Tensor:
     """‖I − kaᵀ‖₂ = ½(√((1−e)² + p²) + √((1+e)² + p²)) with e = 1 − kᵀa and p = ‖k‖·‖a − k(kᵀa)/‖k‖²‖.
 
-    ``k`` and ``a`` are ``[..., K]``, ``overlap`` is kᵀa. In one dimension it is |e|. p is taken from the part of a across k, not
-    from ‖k‖²‖a‖² − (kᵀa)², whose rounding would be all that is left of it where a = 2k.
+    ``k`` and ``a`` are ``[..., K]``, ``overlap`` is kᵀa and ``key_norm`` ‖k‖. In one dimension it is |e|. p is taken from the
+    part of a across k, not from ‖k‖²‖a‖² − (kᵀa)², whose rounding would be all that is left of it where a = 2k.
     """
     if k.shape[-1] == 1:
         return (1 - overlap).abs()
-    square = _dot(k, k)
-    along = overlap / square.where(square > 0, 1)
-    across = square.sqrt() * _norm(torch.addcmul(a, along[..., None], k, value=-1))
+    along = overlap / key_norm.square().where(key_norm > 0, 1)
+    across = key_norm * _norm(torch.addcmul(a, along[..., None], k, value=-1))
     return (torch.hypot(overlap, across) + torch.hypot(2 - overlap, across)) / 2
 
 
 def _decay_records(g: Tensor) -> dict[str, Tensor]:
+    fastest, slowest = torch.aminmax(g, dim=-1)
     return {
         "retention": g.exp().mean(-1),
+        "budget_decay": -g.expm1().mean(-1),
         "log_decay": g.mean(-1),
-        "log_decay_min": g.amin(-1),
-        "log_decay_max": g.amax(-1),
+        "log_decay_min": fastest,
+        "log_decay_max": slowest,
     }
 
 
-def _direction_records(tokens: Tokens, ready: Edits, d: Tensor, read: Read, rho: Tensor) -> dict[str, Tensor]:
-    lam = torch.zeros_like(rho[0, 0]) if tokens.lam is None else tokens.lam.to(rho.dtype)
-    by_base, by_d = _main_reads(ready, d, read)
-    without = torch.addcmul(read.y, (lam * rho)[..., None], by_d)
-    read_norm = _norm(by_d)
+def _direction_records(
+    tokens: Tokens, ready: Edits, d: Tensor, read: Read, rho: Tensor, output_norm: Tensor
+) -> dict[str, Tensor]:
+    by_a, by_d = read.decayed_a[..., ready.main, :], read.probes[..., 0, :]
+    for edit in range(ready.main):
+        k, written = ready.k[..., edit, :], read.residual[..., edit, :]
+        by_a = torch.addcmul(by_a, _dot(ready.a[..., ready.main, :], k)[..., None], written)
+        by_d = torch.addcmul(by_d, _dot(d, k)[..., None], written)
+    read_norm = _read_norm(by_d)
+    if tokens.lam is None:
+        lam, by_base, without, without_norm = torch.zeros_like(rho[0, 0]), by_a, read.y, output_norm
+    else:
+        lam = tokens.lam.to(rho.dtype)
+        by_base = torch.addcmul(by_a, lam[:, None], by_d, value=-1)
+        without = torch.addcmul(read.y, (lam * rho)[..., None], by_d)
+        without_norm = _read_norm(without)
+    # Each vector is divided by its norm on its own: the product of two small norms may underflow.
+    cosine = _dot(by_d / read_norm.where(read_norm > 0, 1)[..., None], without) / without_norm.where(without_norm > 0, 1)
     return {
         "direction_norm": _norm(d),
         "read_norm": read_norm,
-        "base_read_norm": _norm(by_base),
+        "base_read_norm": _read_norm(by_base),
         "correction_norm": (lam * rho).abs() * read_norm,
-        "correction_cosine": -rho.sign() * _cosine(by_d, without),
+        "correction_cosine": (-rho.sign() * cosine).clamp(-1, 1),
         "read": by_d,
     }
 
 
-def _main_reads(ready: Edits, d: Tensor, read: Read) -> tuple[Tensor, Tensor]:
-    """S̄ᵀ(b⊙k) and S̄ᵀd: what the earlier edits of the token left of Ŝᵀ(b⊙k) and Ŝᵀd."""
-    by_base, by_d = read.probes[..., 0, :], read.probes[..., 1, :]
-    for edit in range(ready.main):
-        k, written = ready.k[..., edit, :], read.residual[..., edit, :]
-        by_base = torch.addcmul(by_base, _dot(ready.base, k)[..., None], written)
-        by_d = torch.addcmul(by_d, _dot(d, k)[..., None], written)
-    return by_base, by_d
-
-
 def _address_records(ready: Edits, read: Read, address: Tensor, beta: Tensor, gamma: Tensor) -> dict[str, Tensor]:
     cosine, query = _dot(address, ready.k[..., ready.main, :]), _dot(ready.q, address)
-    address_read = _norm(read.probes[..., -1, :])
+    address_read = _read_norm(read.probes[..., -1, :])
     return {
         "address_cosine": cosine,
         "query_address": query,
         "address_read_norm": address_read,
         "address_correction_norm": gamma * query.abs() * address_read,
-        "pre_erase_output_norm": _norm(read.decayed_y),
+        "pre_erase_output_norm": _read_norm(read.decayed_y),
         "cross_term": gamma * beta * cosine.abs(),
     }
 
 
-def _unit_overlap(mixer: Mixer, tokens: Tokens) -> Tensor:
-    """aᵀk of the main edit after its key is renormalised, and a and d are rebuilt from it."""
-    if tokens.removal_key is None:
-        unit = edits(mixer, replace(tokens, k=_unit(tokens.k)))
-    else:
-        unit = edits(mixer, replace(tokens, removal_key=_unit(tokens.removal_key)))
-    return _dot(unit.a[..., unit.main, :], unit.k[..., unit.main, :])
+def _unit_overlap(mixer: Mixer, tokens: Tokens, overlap: Tensor, overlap_base: Tensor) -> Tensor:
+    """aᵀk of the main edit after its key is renormalised, and a and d are rebuilt from it.
 
-
-def _unit(x: Tensor) -> Tensor:
-    return normalize(x if x.dtype == torch.float64 else x.float(), dim=-1, eps=1e-30)
+    What is linear in k twice loses ‖k‖², and an unprojected direction once ‖k‖; a projected one is orthogonal to the unit key.
+    """
+    key = tokens.k if tokens.removal_key is None else tokens.removal_key
+    key = key[..., -1, :] if key.ndim == 5 else key
+    size = _norm(key.to(overlap.dtype))
+    size = size.repeat_interleave(overlap.shape[-1] // size.shape[-1], -1)
+    size = size.where(size > 0, 1)
+    added = 0 if mixer.direction is None or mixer.direction.projected else (overlap - overlap_base) / size
+    return overlap_base / size.square() + added
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1)
+    return torch.einsum("...k,...k->...", x, y)
 
 
 def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return norm
+
+
+def _read_norm(x: Tensor) -> Tensor:
     # float64 sums: after strong decay the squares of float32 reads underflow.
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     return norm.to(x.dtype)
-
-
-def _cosine(x: Tensor, y: Tensor) -> Tensor:
-    """The cosine along the last axis; 0 where either vector is 0."""
-    x, y = x.double(), y.double()
-    size = _norm(x) * _norm(y)
-    return torch.where(size > 0, _dot(x, y) / size.where(size > 0, 1), 0).clamp(-1, 1)

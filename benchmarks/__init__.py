@@ -1,0 +1,1 @@
+"""What the numbers in docs/benchmarks.md were printed by."""
