@@ -24,8 +24,8 @@ class Layout:
     ``names`` are the keys of the variables that the trace writes (``rho``, ``read``, ``nll``, ``inputs/q``, ``states/state``).
     ``tokens`` are all prompts' token ids, packed, and ``lengths`` how many each prompt has; ``roles`` one string a token;
     ``details`` one number a prompt under each name; ``lam`` ``[layers, heads]``; ``snapshots`` the packed tokens, rising, whose
-    state is kept; ``vectors`` the dtype of ``read``; ``edit_inputs`` whether ``v`` and ``beta`` have an edit axis. ``attrs``
-    determine the numbers (a run resumes only what has the same); ``provenance`` (the command, the path) does not.
+    state is kept; ``vectors`` the dtype of ``read``, "none" without it; ``edit_inputs`` whether ``v`` and ``beta`` have an edit
+    axis. ``attrs`` determine the numbers (a run resumes only what has the same); ``provenance`` (the command, the path) does not.
     Raises StoreError if the lengths do not add up or a name is not in the schema.
     """
 

@@ -110,7 +110,7 @@ def make_plan(
         details=_details(prompts),
         lam=np.stack([model.mixers[layer].lam().detach().cpu().numpy() for layer in chosen]),
         snapshots=_snapshots(lengths, state_at),
-        vectors="float16" if vectors == "none" else vectors,
+        vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
         attrs=_identity(model, checkpoint, dtype, place) | {"strength": float(strength), "scale": first.scale},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
