@@ -23,7 +23,7 @@ FIELDS: dict[str, Field] = MEANS | {
     "accuracy": ((), "1", "part of the prompts answered right"),
     "scored": ((), "count", "prompts whose answer was scored"),
 }
-NEEDS = ("rho", "eigenvalue", "budget_decay", "budget_delta", "budget_erase", "log_decay")
+RECORDS = ("rho", "eigenvalue", "budget_decay", "budget_delta", "budget_erase", "log_decay")
 
 
 def summary(ds: xr.Dataset) -> xr.Dataset:
@@ -33,7 +33,7 @@ def summary(ds: xr.Dataset) -> xr.Dataset:
     is there where the task scored its prompts. Non-finite values are left out of the means, and counted and located. Raises
     StoreError if there is not one complete token.
     """
-    names = [name for name in NEEDS if name in ds]
+    names = [name for name in RECORDS if name in ds]
     shared = all(name in ds for name in correction.NAMES)
     per_unit = correction.no_strength(ds)
     names += [name for name in correction.NAMES if shared and name not in names]
