@@ -71,7 +71,7 @@ def load(
     return model.eval()
 
 
-def read_config(directory: str | Path | None) -> ModelConfig:
+def read_config(directory: str | Path | None = None) -> ModelConfig:
     """The model's configuration, without its weights; raises CheckpointError."""
     path = _path(directory) / CONFIG
     try:
@@ -80,12 +80,12 @@ def read_config(directory: str | Path | None) -> ModelConfig:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def read_provenance(directory: str | Path | None) -> dict[str, Any]:
+def read_provenance(directory: str | Path | None = None) -> dict[str, Any]:
     """What ``save`` was told of how the model was made; raises CheckpointError."""
     return _section(_path(directory) / CONFIG, "provenance")
 
 
-def digest(directory: str | Path | None) -> str:
+def digest(directory: str | Path | None = None) -> str:
     """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by ``model.safetensors``."""
     directory = _path(directory)
     total = hashlib.sha256()
