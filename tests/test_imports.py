@@ -74,7 +74,7 @@ def test_rooms_import_one_way(room: str, path: Path) -> None:
         ("kernels", "from qed_probe.models import config"),
         ("kernels", "from qed_probe import models"),
         ("models", "def f():\n    import qed_probe.tasks.niah"),
-        ("store", "if TYPE_CHECKING:\n    from qed_probe.kernels import MARK"),
+        ("store", "if TYPE_CHECKING:\n    from qed_probe.kernels import MIXERS"),
         ("training", "import qed_probe.tracing"),
         ("analyses", "import qed_probe as qp"),
         ("figures", "from qed_probe import trace"),

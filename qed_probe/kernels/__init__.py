@@ -6,12 +6,10 @@ M edits a token, P probes, N sequences.
 
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, edits
-from qed_probe.kernels.packing import MARK
 from qed_probe.kernels.records import Observation, run
 from qed_probe.kernels.reference import Reference, reference, replay
 
 __all__ = [
-    "MARK",
     "MIXERS",
     "Direction",
     "Edits",
