@@ -144,7 +144,7 @@ class Layout:
             for name in groups[::-1]:
                 zarr.consolidate_metadata(group.store, path=name)
 
-    def _create(self, group: zarr.Group, row: Variable) -> zarr.Array[Any]:
+    def _create(self, group: zarr.Group, row: Variable) -> "zarr.Array[Any]":
         described = {"long_name": row.long_name, "units": row.units, "formula": row.formula}
         return group.create_array(
             row.name,
