@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
-from qed_probe.tasks import Prompt, check_vocabulary, file_prompts, open_ids, text_prompts, token_prompts
+from qed_probe.tasks import Prompt, check_prompts, file_prompts, open_ids, text_prompts, token_prompts
 
 
 class Utf8:
@@ -147,6 +147,13 @@ def test_text_needs_a_text_and_a_tokenizer(tmp_path: Path) -> None:
 
 def test_ids_beyond_the_vocabulary_are_named() -> None:
     prompts = [Prompt(np.array([0, 1])), Prompt(np.array([0, 7]))]
-    check_vocabulary(prompts, 8)
+    check_prompts(prompts, 8)
     with pytest.raises(InputError, match=r"from 0 to 6.*found 7 in prompt 2, token 1"):
-        check_vocabulary(prompts, 7)
+        check_prompts(prompts, 7)
+
+
+def test_no_prompts_and_prompts_without_tokens_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one prompt, found none"):
+        check_prompts([], 8)
+    with pytest.raises(InputError, match="found none in prompt 2"):
+        check_prompts([Prompt(np.array([1])), Prompt(np.array([], np.int64))], 8)

@@ -1,11 +1,11 @@
 """Prompts: read from a user's files, or made with a known answer."""
 
 from qed_probe.tasks.niah import niah_prompts, niah_tokens
-from qed_probe.tasks.prompts import Prompt, check_vocabulary, file_prompts, open_ids, text_prompts, token_prompts
+from qed_probe.tasks.prompts import Prompt, check_prompts, file_prompts, open_ids, text_prompts, token_prompts
 
 __all__ = [
     "Prompt",
-    "check_vocabulary",
+    "check_prompts",
     "file_prompts",
     "niah_prompts",
     "niah_tokens",

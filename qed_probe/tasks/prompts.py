@@ -60,13 +60,17 @@ def token_prompts(path: str | Path, vocab_size: int) -> list[Prompt]:
     Raises InputError for a file that is not such an array, an empty one, and ids outside ``[0, vocab_size)``.
     """
     prompts = [Prompt(row.astype(np.int64)) for row in np.atleast_2d(open_ids(path)) if row.size]
-    check_vocabulary(_some(prompts, str(path)), vocab_size)
+    check_prompts(_some(prompts, str(path)), vocab_size)
     return prompts
 
 
-def check_vocabulary(prompts: Sequence[Prompt], vocab_size: int) -> None:
-    """Raise InputError, with prompt and token, for an id outside ``[0, vocab_size)``."""
+def check_prompts(prompts: Sequence[Prompt], vocab_size: int) -> None:
+    """Raise InputError if there are none, for one without tokens, and, with prompt and token, for an id outside the vocabulary."""
+    if not prompts:
+        raise InputError("expected at least one prompt, found none")
     for number, prompt in enumerate(prompts, 1):
+        if not len(prompt.tokens):
+            raise InputError(f"expected at least one token in each prompt, found none in prompt {number}")
         outside = np.flatnonzero((prompt.tokens < 0) | (prompt.tokens >= vocab_size))
         if outside.size:
             found = f"found {prompt.tokens[outside[0]]} in prompt {number}, token {outside[0]}"

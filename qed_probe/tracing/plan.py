@@ -19,7 +19,7 @@ from qed_probe.models.device import find_device
 from qed_probe.models.language import LanguageModel
 from qed_probe.store import schema
 from qed_probe.store.layout import Layout
-from qed_probe.tasks.prompts import Prompt, check_vocabulary
+from qed_probe.tasks.prompts import Prompt, check_prompts
 from qed_probe.tracing.inputs import inputs
 
 PACK = 8192
@@ -85,7 +85,7 @@ def make_plan(
     if not math.isfinite(strength):
         raise InputError(f"strength: expected a finite number, found {strength}")
     place = find_device(device)
-    check_vocabulary(prompts, checkpoints.read_config(checkpoint).vocab_size)
+    check_prompts(prompts, checkpoints.read_config(checkpoint).vocab_size)
     model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
     chosen = _layers(model, layers)
     for mixer in model.mixers.values():
