@@ -68,13 +68,14 @@ def plot(
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"expected a directory to write figures to, found a file: {folder}")
+    if (folder / "zarr.json").exists():
+        raise InputError(f"expected a directory to write figures to, found a zarr store: {folder}")
     ds = _opened(stores)
     reasons = skipped(ds)
     if len(reasons) == len(DIAGNOSTICS):
         raise StoreError(f"expected a store with records to draw; {'; '.join(f'{k}: {v}' for k, v in reasons.items())}")
-    folder.mkdir(parents=True, exist_ok=True)
     for name, reason in reasons.items():
-        log.warning("%s is not drawn: %s", name, reason)
+        log.warning("skipped %s: %s", name, reason)
     drawn = [row for row in DIAGNOSTICS if row.name not in reasons]
     return [path for row in drawn for path in save(row.figure(row.analysis(ds)), folder / row.name, formats)]
 
@@ -86,7 +87,8 @@ def skipped(ds: xr.Dataset) -> dict[str, str]:
 
 
 def save(figure: Figure, stem: Path, formats: Collection[str]) -> list[Path]:
-    """Write a figure as ``stem.FORMAT``, the same bytes each time, and return the files."""
+    """Write a figure as ``stem.FORMAT``, the same bytes each time, its directory made if need be, and return the files."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with mpl.rc_context(style.RC):

@@ -179,7 +179,7 @@ def test_plot_says_what_it_skips_and_why(tmp_path: Path, caplog: pytest.LogCaptu
         paths = gallery.plot(ds, tmp_path, formats=["png"])
     assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "tokens-written"}
     assert set(gallery.skipped(ds)) == {"correction-share", "rho-read", "tokens-read"}
-    assert "rho-read is not drawn: the store has no read_norm" in caplog.text
+    assert "skipped rho-read: the store has no read_norm" in caplog.text
 
 
 def test_plot_refuses_what_it_cannot_use(tmp_path: Path) -> None:

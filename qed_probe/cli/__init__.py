@@ -1,5 +1,6 @@
 """The command line: each command parses, calls one library function and says where the result is."""
 
+import logging
 import sys
 import warnings
 
@@ -13,10 +14,11 @@ UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
 def main() -> int:
     """Run ``qed-probe`` on this process's arguments and return its exit status; whatever goes wrong is told in one line."""
-    from qed_probe.cli.app import app
-
     warnings.formatwarning = _one_line
+    logging.basicConfig(format="qed-probe: %(message)s")
     try:
+        from qed_probe.cli.app import app
+
         status: int = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
         status = 130
