@@ -27,7 +27,7 @@ def save(
     """Write a checkpoint, each of its two files whole or not at all.
 
     ``dtype`` is that of the weights on disk, the model's own if None; θ, A_log, dt_bias and the random vectors stay float32.
-    ``provenance`` is kept in ``config.json`` and must be fit for JSON.
+    ``provenance`` is kept in ``config.json`` and must be fit for JSON. Raises CheckpointError if the disk does not allow it.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -42,6 +42,8 @@ def save(
         fresh[CONFIG].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, path in fresh.items():
             os.replace(path, directory / name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: writing failed: {error}; what was there is as it was") from error
     finally:
         for path in fresh.values():
             path.unlink(missing_ok=True)

@@ -97,5 +97,10 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(path.name + ".part")
-    write(part)
-    os.replace(part, path)
+    try:
+        write(part)
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:  # torch has only RuntimeError for a disk that is full
+        raise InputError(f"{path}: writing failed: {error}; what was saved before is as it was") from error
+    finally:
+        part.unlink(missing_ok=True)
