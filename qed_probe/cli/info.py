@@ -24,7 +24,7 @@ def info(path: Subject) -> None:
 
 def _store(path: Path) -> Iterator[tuple[str, object]]:
     ds = qp.open(path)
-    yield "prompts", f"{ds.sizes['prompt']:,}"
+    yield "prompts", f"{ds.sizes['boundary'] - 1:,}"
     yield "tokens", f"{ds.sizes['token']:,}, {int(ds['complete'].sum()):,} of them complete"
     yield "size", _size(path)
     yield "variables", ", ".join(str(name) for name in ds.data_vars)

@@ -21,7 +21,7 @@ Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a
 Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T].")]
 Task = Annotated[str | None, typer.Option(help="niah: a needle in a haystack; the default where no prompts are given.")]
 Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
-Samples = Annotated[int, typer.Option(help="Samples of the task.")]
+Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
@@ -57,7 +57,7 @@ def trace(
     tokens: Tokens = None,
     task: Task = None,
     length: Length = None,
-    samples: Samples = 16,
+    samples: Samples = None,
     seed: Seed = 0,
     layers: Layers = None,
     device: Device = "cpu",
@@ -87,10 +87,15 @@ def trace(
     typer.echo(f"The records are in {output}; next: qed-probe plot {output}")
 
 
-def _prompts(checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int, seed: int) -> "list[qp.Prompt]":
+def _prompts(
+    checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int | None, seed: int
+) -> "list[qp.Prompt]":
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
         raise InputError(f"expected one source of prompts, found {' and '.join(given)}")
+    sized = [option for option, value in {"--length": length, "--samples": samples}.items() if value is not None]
+    if sized and given and given != ["--task"]:
+        raise InputError(f"{' and '.join(sized)}: expected with a task, found with {given[0]}")
     if sources["--task"] not in (None, "niah"):
         raise InputError(f"--task: expected niah, found {sources['--task']!r}")
     config = qp.read_config(checkpoint)
@@ -103,7 +108,7 @@ def _prompts(checkpoint: str | None, sources: dict[str, Any], length: int | None
         return qp.token_prompts(sources["--tokens"], config.vocab_size)
     if tokenizer is None:
         raise InputError(f"--task niah: expected a model over bytes, found a vocabulary of {config.vocab_size}; use --tokens")
-    return qp.niah_prompts(_training_length(checkpoint) if length is None else length, samples, seed)
+    return qp.niah_prompts(_training_length(checkpoint) if length is None else length, 16 if samples is None else samples, seed)
 
 
 def _training_length(checkpoint: str | None) -> int:

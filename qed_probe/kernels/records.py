@@ -129,14 +129,12 @@ def _direction_records(
         by_base = torch.addcmul(by_a, lam[:, None], by_d, value=-1)
         without = torch.addcmul(read.y, (lam * rho)[..., None], by_d)
         without_norm = _read_norm(without)
-    # Each vector is divided by its norm on its own: the product of two small norms may underflow.
-    cosine = _dot(by_d / read_norm.where(read_norm > 0, 1)[..., None], without) / without_norm.where(without_norm > 0, 1)
     return {
         "direction_norm": _norm(d),
         "read_norm": read_norm,
         "base_read_norm": _read_norm(by_base),
         "correction_norm": (lam * rho).abs() * read_norm,
-        "correction_cosine": (-rho.sign() * cosine).clamp(-1, 1),
+        "correction_cosine": -rho.sign() * _cosine(by_d, without, read_norm, without_norm),
         "read": by_d,
     }
 
@@ -178,6 +176,16 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _read_norm(x: Tensor) -> Tensor:
-    # float64 sums: after strong decay the squares of float32 reads underflow.
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    return norm.to(x.dtype)
+    norm = _norm(x)
+    # After strong decay the squares of float32 reads underflow.
+    tiny = norm < 1e-15
+    return norm.masked_scatter(tiny, torch.linalg.vector_norm(x[tiny], dim=-1, dtype=torch.float64).to(x.dtype))
+
+
+def _cosine(x: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> Tensor:
+    """The cosine along the last axis from the vectors and their norms; 0 where either vector is 0."""
+    size = x_norm.double() * y_norm.double()
+    tiny = size < 1e-30
+    overlap = _dot(x, y).double()
+    overlap = overlap.masked_scatter(tiny, _dot(x[tiny].double(), y[tiny].double()))
+    return (overlap / size.where(size > 0, 1)).clamp(-1, 1).to(x.dtype)

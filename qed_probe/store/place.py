@@ -40,8 +40,10 @@ def stored_attrs(path: Path) -> dict[str, object]:
 def lock(path: Path) -> int:
     """Become the only writer of ``path`` and return what ``unlock`` needs; the system frees the lock of a killed process.
 
-    Raises StoreError if somebody else is writing it.
+    Raises StoreError if somebody else is writing it, or if it is the root of the file system.
     """
+    if not path.name:
+        raise StoreError(f"{path}: expected the path of a store, found the root of the file system")
     name = sibling(path, "lock")
     while True:
         held = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -105,7 +105,7 @@ def _join(stores: list[xr.Dataset]) -> xr.Dataset:
         if "snapshot" in grown:
             moved["snapshot_token"] = ds["snapshot_token"] + tokens
         shifted.append(ds.assign_coords(moved).isel(boundary=slice(1 if tokens else 0, None)))
-        tokens, prompts = tokens + ds.sizes["token"], prompts + ds.sizes["prompt"]
+        tokens, prompts = tokens + ds.sizes["token"], prompts + ds.sizes["boundary"] - 1
     names = {dim: [name for name, x in stores[0].variables.items() if dim in x.dims] for dim in grown}
     joined = stores[0].drop_dims(grown)
     for dim, along in names.items():

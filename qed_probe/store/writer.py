@@ -77,7 +77,7 @@ class Writer:
         # Where a block equals the fill value its file must be there all the same: the setting is not stored, handles take it up.
         with zarr.config.set({"array.write_empty_chunks": True}):
             group = zarr.open_group(root, mode="r+")
-            self._arrays: "dict[str, zarr.Array[Any]]" = {key: _array(group, key) for key in layout.rows}
+            self._arrays: dict[str, zarr.Array[Any]] = {key: _array(group, key) for key in layout.rows}
         self._done = np.asarray(self._arrays["done"][:]).astype(bool)
         self._resumed_at = self.first_token
         self._chunk = {key: schema.chunks(row, layout.sizes, layout.block) for key, row in layout.rows.items()}

@@ -65,7 +65,7 @@ def token_prompts(path: str | Path, vocab_size: int) -> list[Prompt]:
 
 
 def check_prompts(prompts: Sequence[Prompt], vocab_size: int) -> None:
-    """Raise InputError if there are none, for one without tokens, and, with prompt and token, for an id outside the vocabulary."""
+    """Raise InputError for no prompts, one without tokens, and, with prompt and token, an id outside ``[0, vocab_size)``."""
     if not prompts:
         raise InputError("expected at least one prompt, found none")
     for number, prompt in enumerate(prompts, 1):

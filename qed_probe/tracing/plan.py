@@ -84,6 +84,8 @@ def make_plan(
         raise InputError(f"vectors: expected one of {', '.join(VECTORS)}, found {vectors!r}")
     if not math.isfinite(strength):
         raise InputError(f"strength: expected a finite number, found {strength}")
+    if seed < 0:
+        raise InputError(f"seed: expected at least 0, found {seed}")
     place = find_device(device)
     check_prompts(prompts, checkpoints.read_config(checkpoint).vocab_size)
     model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
