@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qed_probe.kernels import MIXERS, Tokens, recurrence, reference, run
+from qed_probe.kernels import MIXERS, Tokens, packing, recurrence, reference, run
 from qed_probe.store import schema
 from tests.recurrences import error, make_tokens
 
@@ -218,3 +218,29 @@ def test_gradients_survive_a_wiped_memory() -> None:
     assert g.grad is not None
     assert g.grad.isfinite().all()
     assert (g.grad[:, 20] == 0).all()
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda-reversed"])
+def test_segments_change_rounding_only(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, ends = make_tokens(mixer, T=600), torch.tensor([0, 0, 5, 70, 70, 333, 600, 600])
+    state = torch.randn(7, 2, 8, 6, generator=torch.Generator().manual_seed(3))
+    whole = run(MIXERS[mixer], tokens, record=True, cu_seqlens=ends, initial_state=state, states_at=(4, 130, 599))
+    for module in ("packing", "records"):
+        monkeypatch.setattr(f"qed_probe.kernels.{module}.SEGMENT", 128)
+    packing.segments.cache_clear()
+    parts = run(MIXERS[mixer], tokens, record=True, cu_seqlens=ends, initial_state=state, states_at=(4, 130, 599))
+    packing.segments.cache_clear()
+    assert error(parts.read.y, whole.read.y) < TOLERANCE
+    assert error(parts.read.final_state, whole.read.final_state) < TOLERANCE
+    assert error(parts.read.states, whole.read.states) < TOLERANCE
+    assert parts.records.keys() == whole.records.keys()
+    for name, x in whole.records.items():
+        assert error(parts.records[name], x) < TOLERANCE, name
+
+
+def test_a_long_row_is_cut_into_segments() -> None:
+    spans = packing.segments((0, 0, 5, 1030, 1030, 3000))
+    assert [(span.start, span.stop) for span in spans] == [(0, 965), (965, 1926), (1926, 2950), (2950, 3000)]
+    assert [span.sequences for span in spans] == [slice(1, 3), slice(2, 5), slice(4, 5), slice(4, 5)]
+    assert spans[1].ends == (0, 65, 65, 961)
+    compare("qed", make_tokens("qed", T=1200, H=1, K=8, V=4), TOLERANCE, cu_seqlens=torch.tensor([0, 1100, 1200]))

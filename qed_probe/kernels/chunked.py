@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qed_probe.kernels.packing import Grid, bounds, grid
+from qed_probe.kernels.packing import Grid, bounds, grid, segments
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Read:
     states: Tensor
 
 
+BY_TOKEN = ("y", "decayed_y", "residual", "probes", "decayed_a")
+"""The fields of a Read that have a token axis, the second."""
+
+
 def recurrence(
     q: Tensor,
     g: Tensor,
@@ -60,16 +64,40 @@ def recurrence(
     that ``cu_seqlens`` ``[N + 1]`` marks in a single row. ``states_at`` are packed token indices whose state is returned.
     ``chunk`` is a power of two up to 64. Computes and returns float32 (float64 if ``q`` is float64).
     """
+    ends = bounds(q.shape[0], q.shape[1], cu_seqlens)
+    if initial_state is None:
+        initial_state = q.new_zeros(len(ends) - 1, *q.shape[2:], u.shape[-1])
+    probes = q[..., None, :][..., :0, :] if probes is None else probes
+    spans = segments(ends) if q.device.type == "cpu" and q.shape[0] == 1 else []
+    if len(spans) < 2:
+        return _recurrence(ends, [q, g, k, a, u, probes], initial_state, states_at, chunk)
+    state, reads = initial_state, []
+    for span in spans:
+        part = slice(span.start, span.stop)
+        inputs = [x[:, part] for x in (q, g, k, a, u, probes)]
+        wanted = tuple(token - span.start for token in states_at if span.start <= token < span.stop)
+        read = _recurrence(span.ends, inputs, state[span.sequences], wanted, chunk)
+        state = torch.cat([state[: span.sequences.start], read.final_state, state[span.sequences.stop :]])
+        reads.append(read)
+    joined = {name: torch.cat([getattr(read, name) for read in reads], 1) for name in BY_TOKEN}
+    once = {name: torch.cat([getattr(read, name) for read in reads]) for name in ("state_norm", "states")}
+    return Read(**joined, **once, final_state=state)
+
+
+def _recurrence(
+    ends: tuple[int, ...], inputs: list[Tensor], initial_state: Tensor, states_at: tuple[int, ...], chunk: int
+) -> Read:
+    """Run one segment of the packed rows, all its chunks at once; ``inputs`` are q, g, k, a, u and probes."""
+    q, g, k, a, u, probes = inputs
     B, T, H, K = q.shape
     M, V = u.shape[-2:]
-    ends = bounds(B, T, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     longest = max(b - a for a, b in itertools.pairwise(ends))
     layout = grid(ends, min(chunk, 1 << max(longest - 1, 0).bit_length()), q.device)
     c, w = (_fill(layout, t, dtype).contiguous() for t in (k, u))
     x = torch.cat([_fill(layout, t, dtype) for t in (a, q[..., None, :])], -2)
     # Probes are rows of their own, so that asking for them leaves the bits of y as they are.
-    p = _fill(layout, q.new_zeros(B, T, H, 0, K) if probes is None else probes, dtype).contiguous()
+    p = _fill(layout, probes, dtype).contiguous()
     within, from_start, to_end = _couple([x, p], c, _fill(layout, g[..., None, :], dtype).exp())
     n, C = layout.chunks, layout.size
     entering = x * from_start
@@ -78,13 +106,11 @@ def recurrence(
     lower = _add_own_edits(within[0][..., :M, :], x[..., :M, :], c).flatten(2, 3)
     seen, written = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
     carry = torch.diag_embed(from_start[:, :, -1, 0].expand(n, H, K)) - leaving @ seen
-    if initial_state is None:
-        initial_state = q.new_zeros(len(ends) - 1, H, K, V)
     starts, after, final = _scan(layout, carry, leaving @ written, initial_state.to(dtype))
     residual = written - seen @ starts
     decayed_y = entering[..., M, :] @ starts + within[0][..., M, :] @ residual
     read = (p * from_start).flatten(2, 3) @ starts + within[1].flatten(2, 3) @ residual
-    reading = 0 if probes is None else M
+    reading = M if p.shape[-2] else 0
     decayed_a = entering[..., :reading, :].flatten(2, 3) @ starts + within[0][..., :reading, :].flatten(2, 3) @ residual
     residual = residual.view(n, H, C, M, V)
     y = decayed_y + ((x[..., M:, :] @ c.transpose(-1, -2)) @ residual)[..., 0, :]

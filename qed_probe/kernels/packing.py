@@ -1,6 +1,7 @@
 """Packed sequences laid out as a grid of equal chunks, the last chunk of each sequence padded with tokens that change nothing."""
 
 import itertools
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,6 +59,35 @@ def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]
     if not (integral and len(ends) > 1 and ends[0] == 0 and ends[-1] == length and rising):
         raise InputError(f"cu_seqlens: expected integers rising from 0 to {length}, found {list(ends)[:8]}")
     return ends
+
+
+SEGMENT = 1024
+"""Tokens that a CPU works on at once: what they need stays in its caches, and the memory of a long prompt is bounded."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A span of packed tokens: the sequences that have tokens in it, and their boundaries within it."""
+
+    start: int
+    stop: int
+    sequences: slice
+    ends: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def segments(ends: tuple[int, ...]) -> list[Segment]:
+    """Cut packed sequences with these boundaries into spans of at most SEGMENT tokens, a sequence only at its marks."""
+    spans, start = [], 0
+    while start < ends[-1]:
+        stop = min(start + SEGMENT, ends[-1])
+        begun = ends[bisect_right(ends, stop) - 1]
+        stop = stop if stop == ends[-1] else stop - (stop - begun) % MARK
+        first, last = bisect_right(ends, start) - 1, bisect_left(ends, stop)
+        inside = tuple(min(max(end, start), stop) - start for end in ends[first : last + 1])
+        spans.append(Segment(start, stop, slice(first, last), inside))
+        start = stop
+    return spans
 
 
 @lru_cache(maxsize=64)

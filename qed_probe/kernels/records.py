@@ -1,12 +1,18 @@
 """What is recorded of every token and head, from one pass of the recurrence and the vectors that went into it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import Edits, Mixer, Tokens, edits
+from qed_probe.kernels.packing import SEGMENT
+
+D = TypeVar("D", Tokens, Edits, Read)
+WITHOUT_TOKENS = ("lam", "direction", "final_state", "state_norm", "states")
+"""The tensors of Tokens, Edits and Read that have no token axis."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,28 @@ def run(
         cu_seqlens=cu_seqlens,
         states_at=states_at,
     )
-    return Observation(tokens, ready, read, records(mixer, tokens, ready, read) if record else {})
+    return Observation(tokens, ready, read, _in_segments(mixer, tokens, ready, read) if record else {})
+
+
+def _in_segments(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
+    """The records of a long row a segment at a time, so that a CPU finds what it has just computed in its caches."""
+    T = ready.q.shape[1]
+    if ready.q.device.type != "cpu" or ready.q.shape[0] > 1 or T <= SEGMENT:
+        return records(mixer, tokens, ready, read)
+    cuts = [slice(start, start + SEGMENT) for start in range(0, T, SEGMENT)]
+    parts = [records(mixer, _cut(tokens, cut), _cut(ready, cut), _cut(read, cut)) for cut in cuts]
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0] if name != "state_norm"} | {
+        "state_norm": read.state_norm.float()
+    }
+
+
+def _cut(whole: D, cut: slice) -> D:
+    changed: dict[str, Any] = {
+        field.name: x[:, cut]
+        for field in fields(whole)
+        if field.name not in WITHOUT_TOKENS and isinstance(x := getattr(whole, field.name), Tensor)
+    }
+    return replace(whole, **changed)
 
 
 def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
