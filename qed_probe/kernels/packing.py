@@ -61,7 +61,7 @@ def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]
     return ends
 
 
-SEGMENT = 1024
+SEGMENT = 2048
 """Tokens that a CPU works on at once: what they need stays in its caches, and the memory of a long prompt is bounded."""
 
 
