@@ -1,5 +1,6 @@
 """kill -9 at any moment: the store opens, what it marks is right, and a resumed run ends bit for bit as an undisturbed one."""
 
+import os
 import random
 import shutil
 import subprocess
@@ -20,6 +21,11 @@ ROOT = Path(__file__).parents[1]
 
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def written(path: Path) -> int:
+    """How many files the store has by now."""
+    return sum(len(files) for _, _, files in os.walk(path))
 
 
 def check_complete_part(ds: xr.Dataset, group: str = "") -> None:
@@ -64,7 +70,11 @@ def test_killed_at_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         process = subprocess.Popen([sys.executable, "-m", "tests.store_run", str(path)], stdout=subprocess.PIPE, cwd=ROOT)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(rng.uniform(0, 0.6))
+        # By its progress, not by the clock: a busy machine writes slowly.
+        last = rng.randint(written(path), len(expected))
+        while process.poll() is None and written(path) < last:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.01))
         process.kill()
         kills += process.wait() == -9
         process.stdout.close()

@@ -105,13 +105,14 @@ def _recurrence(
     known = torch.cat([entering[..., :M, :], w], -1).flatten(2, 3)
     lower = _add_own_edits(within[0][..., :M, :], x[..., :M, :], c).flatten(2, 3)
     seen, written = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
-    carry = torch.diag_embed(from_start[:, :, -1, 0].expand(n, H, K)) - leaving @ seen
+    carry = _plus(torch.diag_embed(from_start[:, :, -1, 0].expand(n, H, K)), leaving, seen, sign=-1)
     starts, after, final = _scan(layout, carry, leaving @ written, initial_state.to(dtype))
-    residual = written - seen @ starts
-    decayed_y = entering[..., M, :] @ starts + within[0][..., M, :] @ residual
-    read = (p * from_start).flatten(2, 3) @ starts + within[1].flatten(2, 3) @ residual
+    residual = _plus(written, seen, starts, sign=-1)
+    decayed_y = _plus(entering[..., M, :] @ starts, within[0][..., M, :], residual)
+    read = _plus((p * from_start).flatten(2, 3) @ starts, within[1].flatten(2, 3), residual)
     reading = M if p.shape[-2] else 0
-    decayed_a = entering[..., :reading, :].flatten(2, 3) @ starts + within[0][..., :reading, :].flatten(2, 3) @ residual
+    inside = within[0][..., :reading, :].flatten(2, 3)
+    decayed_a = _plus(entering[..., :reading, :].flatten(2, 3) @ starts, inside, residual)
     residual = residual.view(n, H, C, M, V)
     y = decayed_y + ((x[..., M:, :] @ c.transpose(-1, -2)) @ residual)[..., 0, :]
     return Read(
@@ -124,6 +125,11 @@ def _recurrence(
         state_norm=torch.linalg.vector_norm(after, dim=(-2, -1))[layout.marks],
         states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, residual),
     )
+
+
+def _plus(base: Tensor, x: Tensor, y: Tensor, sign: int = 1) -> Tensor:
+    """Add ±xy to base, batched matrices, without a product of its own."""
+    return torch.baddbmm(base.flatten(0, 1), x.flatten(0, 1), y.flatten(0, 1), alpha=sign).view_as(base)
 
 
 def _fill(layout: Grid, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -173,7 +179,7 @@ def _scan(layout: Grid, carry: Tensor, gain: Tensor, state: Tensor) -> tuple[Ten
     before, after = [state[:0]], [state[:0]]
     for at in layout.steps:
         running = state[: len(gain[at])]
-        left = gain[at] + carry[at] @ running
+        left = _plus(gain[at], carry[at], running)
         before.append(running)
         after.append(left)
         state = torch.cat([left, state[len(left) :]]) if len(left) < len(state) else left
