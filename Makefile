@@ -8,6 +8,7 @@ TORCH := torch==2.13.0
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
+	mkdir -p runs
 	$(BIN)/qed-probe trace -o runs/demo.zarr --overwrite
 	$(BIN)/qed-probe plot runs/demo.zarr -o plots
 	@echo "The figures are in $(CURDIR)/plots"
