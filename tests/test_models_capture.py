@@ -80,7 +80,7 @@ def test_autocast_does_not_reach_the_recurrence() -> None:
         model(torch.randint(64, (1, 40)))
     for seen in records:
         exact = reference("qed", seen.observation.tokens).y
-        assert (seen.observation.read.y - exact).abs().max() <= 1e-5 * exact.abs().max()
+        assert (seen.observation.y - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 def test_strength_reaches_the_captured_lambda() -> None:
@@ -100,7 +100,7 @@ def test_states_are_kept_where_asked() -> None:
     with capture(model, layers=[2], states_at=(3, 12)) as records:
         model(torch.randint(64, (1, 20)), cu_seqlens=torch.tensor([0, 8, 20]))
     expected = reference("qed", records[0].observation.tokens, cu_seqlens=torch.tensor([0, 8, 20])).states[0, [3, 12]]
-    torch.testing.assert_close(records[0].observation.read.states.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(records[0].observation.states.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_captured_state_outlives_the_next_step() -> None:
@@ -161,6 +161,6 @@ def test_captured_is_what_the_kernel_returned() -> None:
         model(torch.randint(64, (1, 5)))
     seen = records[0]
     assert isinstance(seen.observation, Observation)
-    assert torch.equal(seen.output, seen.scale * seen.observation.read.y)
+    assert torch.equal(seen.output, seen.scale * seen.observation.y)
     assert seen.scale == 8**-0.5
     assert replace(seen, layer=5).layer == 5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qed_probe.kernels import MIXERS, Tokens, packing, recurrence, reference, run
+from qed_probe.kernels import MIXERS, Tokens, edits, packing, recurrence, reference, run
 from qed_probe.store import schema
 from tests.recurrences import error, make_tokens
 
@@ -25,7 +25,7 @@ def compare(
     expected = reference(mixer, tokens, initial_state=initial_state, cu_seqlens=cu_seqlens)
     seen = run(MIXERS[mixer], tokens, record=True, initial_state=initial_state, cu_seqlens=cu_seqlens)
     assert set(seen.records) == set(expected.records)
-    found = seen.records | {"y": seen.read.y, "final_state": seen.read.final_state}
+    found = seen.records | {"y": seen.y, "final_state": seen.final_state}
     wanted = expected.records | {"y": expected.y, "final_state": expected.final_state}
     if "correction_cosine" in wanted:
         # A direction has no cosine left once its read is below float32's smallest normal number.
@@ -107,9 +107,9 @@ def test_batches_of_rows() -> None:
 
 def test_no_tokens_at_all() -> None:
     seen = run(MIXERS["qed"], make_tokens("qed", T=0), record=True, initial_state=torch.ones(1, 2, 8, 6))
-    assert seen.read.y.shape == (1, 0, 2, 6)
+    assert seen.y.shape == (1, 0, 2, 6)
     assert seen.records["state_norm"].shape == (0, 2)
-    assert torch.equal(seen.read.final_state, torch.ones(1, 2, 8, 6))
+    assert torch.equal(seen.final_state, torch.ones(1, 2, 8, 6))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -117,7 +117,7 @@ def test_records_leave_the_output_alone(mixer: str) -> None:
     tokens = make_tokens(mixer, T=150, K=64, V=64)
     plain, seen = run(MIXERS[mixer], tokens), run(MIXERS[mixer], tokens, record=True)
     assert plain.records == {}
-    assert torch.equal(plain.read.y, seen.read.y)
+    assert torch.equal(plain.y, seen.y)
 
 
 @pytest.mark.parametrize("mixer", ["qed", "eda", "gdn", "deltaproduct"])
@@ -131,7 +131,7 @@ def test_nothing_depends_on_a_later_token(mixer: str) -> None:
                 changed[field.name] = torch.cat([x[:, :t], y[:, t:]], 1)
         before = run(MIXERS[mixer], tokens, record=True)
         after = run(MIXERS[mixer], replace(tokens, **changed), record=True)
-        assert torch.equal(before.read.y[:, :t], after.read.y[:, :t])
+        assert torch.equal(before.y[:, :t], after.y[:, :t])
         for name, x in before.records.items():
             if name != "state_norm":
                 assert torch.equal(x[:, :t], after.records[name][:, :t]), name
@@ -139,7 +139,7 @@ def test_nothing_depends_on_a_later_token(mixer: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 16, 32])
 def test_chunk_size_changes_rounding_only(chunk: int) -> None:
-    ready = run(MIXERS["eda-qed"], make_tokens("eda-qed", T=150)).edits
+    ready = edits(MIXERS["eda-qed"], make_tokens("eda-qed", T=150))
     whole = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u)
     parts = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, chunk=chunk)
     assert error(parts.y, whole.y) < TOLERANCE
@@ -150,7 +150,7 @@ def test_chunk_size_changes_rounding_only(chunk: int) -> None:
 
 @pytest.mark.parametrize("cut", [1, 64, 77])
 def test_a_carried_state_joins_two_halves(cut: int) -> None:
-    ready = run(MIXERS["eda-qed"], make_tokens("eda-qed", T=150)).edits
+    ready = edits(MIXERS["eda-qed"], make_tokens("eda-qed", T=150))
     arguments = (ready.q, ready.g, ready.k, ready.a, ready.u)
     whole = recurrence(*arguments)
     first = recurrence(*(x[:, :cut] for x in arguments))
@@ -163,7 +163,7 @@ def test_states_at_chosen_tokens() -> None:
     tokens, ends = make_tokens("eda-qed", T=150), torch.tensor([0, 41, 150])
     at = (0, 40, 41, 104, 149)
     seen = run(MIXERS["eda-qed"], tokens, cu_seqlens=ends, states_at=at)
-    assert error(seen.read.states, reference("eda-qed", tokens, cu_seqlens=ends).states[0, list(at)]) < TOLERANCE
+    assert error(seen.states, reference("eda-qed", tokens, cu_seqlens=ends).states[0, list(at)]) < TOLERANCE
 
 
 def test_marks_are_where_the_store_expects_them() -> None:
@@ -171,8 +171,8 @@ def test_marks_are_where_the_store_expects_them() -> None:
     ends = torch.tensor([0, *lengths]).cumsum(0)
     tokens = make_tokens("qed", T=sum(lengths))
     marks = schema.mark_tokens(np.array(lengths))
-    read = run(MIXERS["qed"], tokens, cu_seqlens=ends, states_at=tuple(marks.tolist())).read
-    torch.testing.assert_close(read.state_norm, torch.linalg.matrix_norm(read.states))
+    seen = run(MIXERS["qed"], tokens, record=True, cu_seqlens=ends, states_at=tuple(marks.tolist()))
+    torch.testing.assert_close(seen.records["state_norm"], torch.linalg.matrix_norm(seen.states))
 
 
 def test_inputs_need_not_be_contiguous() -> None:
@@ -183,7 +183,7 @@ def test_inputs_need_not_be_contiguous() -> None:
         if isinstance(x := getattr(tokens, field.name), Tensor)
     }
     assert not turned["q"].is_contiguous()
-    assert torch.equal(run(MIXERS["qed"], tokens).read.y, run(MIXERS["qed"], Tokens(**turned)).read.y)
+    assert torch.equal(run(MIXERS["qed"], tokens).y, run(MIXERS["qed"], Tokens(**turned)).y)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -200,8 +200,8 @@ def test_gradients_equal_the_oracles(mixer: str) -> None:
             made = reference(mixer, given, initial_state=leaves[-1])
             total = (made.y * weight).sum() + made.final_state.square().sum()
         else:
-            read = run(MIXERS[mixer], given, initial_state=leaves[-1]).read
-            total = (read.y * weight).sum() + read.final_state.square().sum()
+            seen = run(MIXERS[mixer], given, initial_state=leaves[-1])
+            total = (seen.y * weight).sum() + seen.final_state.square().sum()
         return list(torch.autograd.grad(total, leaves))
 
     for name, ours, theirs in zip([*names, "initial_state"], gradients("chunked"), gradients("oracle"), strict=True):
@@ -214,7 +214,7 @@ def test_gradients_survive_a_wiped_memory() -> None:
     g = tokens.g.clone()
     g[:, 20] = -torch.inf
     g.requires_grad_()
-    torch.autograd.backward([run(MIXERS["qed"], replace(tokens, g=g)).read.y.sum()])
+    torch.autograd.backward([run(MIXERS["qed"], replace(tokens, g=g)).y.sum()])
     assert g.grad is not None
     assert g.grad.isfinite().all()
     assert (g.grad[:, 20] == 0).all()
@@ -230,9 +230,9 @@ def test_segments_change_rounding_only(mixer: str, monkeypatch: pytest.MonkeyPat
     packing.segments.cache_clear()
     parts = run(MIXERS[mixer], tokens, record=True, cu_seqlens=ends, initial_state=state, states_at=(4, 130, 599))
     packing.segments.cache_clear()
-    assert error(parts.read.y, whole.read.y) < TOLERANCE
-    assert error(parts.read.final_state, whole.read.final_state) < TOLERANCE
-    assert error(parts.read.states, whole.read.states) < TOLERANCE
+    assert error(parts.y, whole.y) < TOLERANCE
+    assert error(parts.final_state, whole.final_state) < TOLERANCE
+    assert error(parts.states, whole.states) < TOLERANCE
     assert parts.records.keys() == whole.records.keys()
     for name, x in whole.records.items():
         assert error(parts.records[name], x) < TOLERANCE, name
@@ -240,7 +240,7 @@ def test_segments_change_rounding_only(mixer: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_long_row_is_cut_into_segments() -> None:
     spans = packing.segments((0, 0, 5, 1030, 1030, 3000))
-    assert [(span.start, span.stop) for span in spans] == [(0, 1990), (1990, 3000)]
-    assert [span.sequences for span in spans] == [slice(1, 5), slice(4, 5)]
-    assert spans[0].ends == (0, 5, 1030, 1030, 1990)
+    assert [span.tokens for span in spans] == [slice(0, 965), slice(965, 1926), slice(1926, 2950), slice(2950, 3000)]
+    assert [span.sequences for span in spans] == [slice(1, 3), slice(2, 5), slice(4, 5), slice(4, 5)]
+    assert spans[1].cu_seqlens.tolist() == [0, 65, 65, 961]
     compare("qed", make_tokens("qed", T=2200, H=1, K=8, V=4), TOLERANCE, cu_seqlens=torch.tensor([0, 100, 2200]))

@@ -24,6 +24,6 @@ def test_every_mixer_and_record_on_the_gpu(mixer: str) -> None:
     expected = reference(mixer, tokens, cu_seqlens=ends)
     seen = run(MIXERS[mixer], on_gpu(tokens), record=True, cu_seqlens=ends.cuda())
     # IEEE float32 products, PyTorch's default: the same bound as on a CPU.
-    assert error(seen.read.y.cpu(), expected.y) < 1e-5
+    assert error(seen.y.cpu(), expected.y) < 1e-5
     for name, wanted in expected.records.items():
         assert error(seen.records[name].cpu(), wanted) < 1e-5, name

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qed_probe.kernels.packing import Grid, bounds, grid, segments
+from qed_probe.kernels.packing import Grid, bounds, grid
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Read:
 
     With Ŝ the decayed memory before a token's first edit: ``y`` ``[B, T, H, V]`` is Sᵀq after the last edit, without the output's
     scale, and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp
-    and ``decayed_a`` ``[B, T, H, M, V]`` is Ŝᵀa, with no M where no probes were asked for; ``final_state`` ``[N, H, K, V]``;
+    and ``decayed_a`` ``[B, T, H, M, V]`` Ŝᵀa, both with no rows where no probes were given; ``final_state`` ``[N, H, K, V]``;
     ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last; ``states``
     ``[positions, H, K, V]``.
     """
@@ -38,10 +38,6 @@ class Read:
     final_state: Tensor
     state_norm: Tensor
     states: Tensor
-
-
-BY_TOKEN = ("y", "decayed_y", "residual", "probes", "decayed_a")
-"""The fields of a Read that have a token axis, the second."""
 
 
 def recurrence(
@@ -57,110 +53,105 @@ def recurrence(
     states_at: tuple[int, ...] = (),
     chunk: int = 64,
 ) -> Read:
-    """Run S̄ = Diag(exp g)S; S ← S + k_m(u_m − Sᵀa_m)ᵀ, m = 1..M; y = Sᵀq over every sequence.
+    """Run S̄ = Diag(exp g)S; S ← S + k_m(u_m − Sᵀa_m)ᵀ, m = 1..M; y = Sᵀq over every sequence, all its chunks at once.
 
     ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]`` in [−∞, 0], ``k`` and ``a`` ``[B, T, H, M, K]``, ``u``
     ``[B, T, H, M, V]``, ``probes`` ``[B, T, H, P, K]``; ``initial_state`` ``[N, H, K, V]``, N sequences: the B rows, or those
     that ``cu_seqlens`` ``[N + 1]`` marks in a single row. ``states_at`` are packed token indices whose state is returned.
-    ``chunk`` is a power of two up to 64. Computes and returns float32 (float64 if ``q`` is float64).
+    ``chunk``, a power of two up to 64, is how many edits a chunk holds, at least one token's. Computes and returns float32
+    (float64 if ``q`` is float64).
     """
-    ends = bounds(q.shape[0], q.shape[1], cu_seqlens)
-    if initial_state is None:
-        initial_state = q.new_zeros(len(ends) - 1, *q.shape[2:], u.shape[-1])
-    probes = q[..., None, :][..., :0, :] if probes is None else probes
-    spans = segments(ends) if q.device.type == "cpu" and q.shape[0] == 1 else []
-    if len(spans) < 2:
-        return _recurrence(ends, [q, g, k, a, u, probes], initial_state, states_at, chunk)
-    state, reads = initial_state, []
-    for span in spans:
-        part = slice(span.start, span.stop)
-        inputs = [x[:, part] for x in (q, g, k, a, u, probes)]
-        wanted = tuple(token - span.start for token in states_at if span.start <= token < span.stop)
-        read = _recurrence(span.ends, inputs, state[span.sequences], wanted, chunk)
-        state = torch.cat([state[: span.sequences.start], read.final_state, state[span.sequences.stop :]])
-        reads.append(read)
-    joined = {name: torch.cat([getattr(read, name) for read in reads], 1) for name in BY_TOKEN}
-    once = {name: torch.cat([getattr(read, name) for read in reads]) for name in ("state_norm", "states")}
-    return Read(**joined, **once, final_state=state)
-
-
-def _recurrence(
-    ends: tuple[int, ...], inputs: list[Tensor], initial_state: Tensor, states_at: tuple[int, ...], chunk: int
-) -> Read:
-    """Run one segment of the packed rows, all its chunks at once; ``inputs`` are q, g, k, a, u and probes."""
-    q, g, k, a, u, probes = inputs
     B, T, H, K = q.shape
     M, V = u.shape[-2:]
+    ends = bounds(B, T, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    state = q.new_zeros(len(ends) - 1, H, K, V) if initial_state is None else initial_state
     longest = max(b - a for a, b in itertools.pairwise(ends))
-    layout = grid(ends, min(chunk, 1 << max(longest - 1, 0).bit_length()), q.device)
-    c, w = (_fill(layout, t, dtype).contiguous() for t in (k, u))
-    x = torch.cat([_fill(layout, t, dtype) for t in (a, q[..., None, :])], -2)
-    # Probes are rows of their own, so that asking for them leaves the bits of y as they are.
-    p = _fill(layout, probes, dtype).contiguous()
-    within, from_start, to_end = _couple([x, p], c, _fill(layout, g[..., None, :], dtype).exp())
-    n, C = layout.chunks, layout.size
-    entering = x * from_start
-    leaving = (c * to_end).flatten(2, 3).transpose(-1, -2)
-    known = torch.cat([entering[..., :M, :], w], -1).flatten(2, 3)
-    lower = _add_own_edits(within[0][..., :M, :], x[..., :M, :], c).flatten(2, 3)
+    per_token = 1 << (M - 1).bit_length()
+    layout = grid(ends, min(max(chunk // per_token, 1), 1 << max(longest - 1, 0).bit_length()), q.device)
+    c, w = (_fill(layout, x, dtype).contiguous() for x in (k, u))
+    # Probes are products of their own: asking for them leaves the bits of y as they are.
+    rows = [torch.cat([_fill(layout, x, dtype) for x in (a, q[..., None, :])], -2)]
+    rows += [] if probes is None else [_fill(layout, probes, dtype).contiguous()]
+    within, entering, leaving, total = _couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
+    lower = _add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3)
+    known = torch.cat([entering[0][..., :M, :], w], -1).flatten(2, 3)
     seen, written = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
-    carry = _plus(torch.diag_embed(from_start[:, :, -1, 0].expand(n, H, K)), leaving, seen, sign=-1)
-    starts, after, final = _scan(layout, carry, leaving @ written, initial_state.to(dtype))
-    residual = _plus(written, seen, starts, sign=-1)
-    decayed_y = _plus(entering[..., M, :] @ starts, within[0][..., M, :], residual)
-    read = _plus((p * from_start).flatten(2, 3) @ starts, within[1].flatten(2, 3), residual)
-    reading = M if p.shape[-2] else 0
-    inside = within[0][..., :reading, :].flatten(2, 3)
-    decayed_a = _plus(entering[..., :reading, :].flatten(2, 3) @ starts, inside, residual)
-    residual = residual.view(n, H, C, M, V)
-    y = decayed_y + ((x[..., M:, :] @ c.transpose(-1, -2)) @ residual)[..., 0, :]
+    carry = _add(torch.diag_embed(total.expand(*total.shape[:2], K)), leaving, seen, sign=-1)
+    starts, norms, final = _scan(layout, carry, leaving @ written, state.to(dtype))
+    residual = written - seen @ starts
+
+    def by_token(x: Tensor) -> Tensor:
+        rows = x.shape[2] // layout.size
+        return layout.take(x.view(layout.chunks, H, layout.size, rows, V)).view(B, T, H, rows, V)
+
+    def read(kind: int, at: slice) -> Tensor:
+        x, by = entering[kind][..., at, :].flatten(2, 3), within[kind][..., at, :].flatten(2, 3)
+        return by_token(_add(x @ starts, by, residual))
+
+    y = decayed_y = read(0, slice(M, None))[..., 0, :]
+    wrote, overlap = by_token(residual), torch.linalg.vecdot(q[..., None, :].to(dtype), k.to(dtype))
+    for m in range(M):
+        y = torch.addcmul(y, overlap[..., m, None], wrote[..., m, :])
+    none = wrote[..., :0, :]
     return Read(
-        y=layout.take(y).view(B, T, H, V),
-        decayed_y=layout.take(decayed_y).view(B, T, H, V),
-        residual=layout.take(residual).view(B, T, H, M, V),
-        probes=layout.take(read.view(n, H, C, p.shape[-2], V)).view(B, T, H, p.shape[-2], V),
-        decayed_a=layout.take(decayed_a.view(n, H, C, reading, V)).view(B, T, H, reading, V),
+        y=y,
+        decayed_y=decayed_y,
+        residual=wrote,
+        probes=none if probes is None else read(1, slice(None)),
+        decayed_a=none if probes is None else read(0, slice(M)),
         final_state=final,
-        state_norm=torch.linalg.vector_norm(after, dim=(-2, -1))[layout.marks],
-        states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, residual),
+        state_norm=norms,
+        states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, wrote.flatten(0, 1)),
     )
 
 
-def _plus(base: Tensor, x: Tensor, y: Tensor, sign: int = 1) -> Tensor:
-    """Add ±xy to base, batched matrices, without a product of its own."""
-    return torch.baddbmm(base.flatten(0, 1), x.flatten(0, 1), y.flatten(0, 1), alpha=sign).view_as(base)
+def _add(base: Tensor, x: Tensor, y: Tensor, sign: int = 1) -> Tensor:
+    """Add ±xy to base, batched matrices, in place."""
+    base.flatten(0, -3).baddbmm_(x.flatten(0, -3), y.flatten(0, -3), alpha=sign)
+    return base
 
 
 def _fill(layout: Grid, x: Tensor, dtype: torch.dtype) -> Tensor:
     return layout.fill(x.to(dtype).flatten(0, 1))
 
 
-def _couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The decayed products of every row with every column of an earlier token, and the decays from the start and to the end.
+def _couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+    """The decayed products of every row with every column of an earlier token, and what decays from the start and to the end.
 
-    ``rows`` are ``[n, H, C, R, K]`` each, ``c`` ``[n, H, C, M, K]`` the columns k_1..k_M. Returns a strictly lower
-    ``[n, H, C, R, C·M]`` for each of the rows, and two decays ``[n, H, C, 1, K]``.
+    ``rows`` are ``[n, H, C, R, K]`` each, ``c`` ``[n, H, C, M, K]`` the columns k_1..k_M, ``decay`` ``[n, H, C, 1, K or 1]``.
+    Returns, for each of the rows, a strictly lower ``[n, H, C, R, C·M]`` and the rows decayed from the chunk's start to
+    themselves ``[n, H, C, R, K]``; the columns decayed from themselves to the chunk's end, transposed, ``[n, H, K, C·M]``; the
+    decay of the whole chunk ``[n, H, K or 1]``.
     """
     n, H, C, M, K = c.shape
-    G = decay.shape[-1]
-    within = [c.new_zeros(n, H, C, x.shape[-2], C * M) for x in rows]
-    prefix, suffix = decay, torch.ones_like(decay)
+    within = [c.new_zeros(n, H, C, x.shape[3], C * M) for x in rows]
+    entering, leaving, total = [x * decay for x in rows], c.clone(), decay
     size = 1
     while size < C:
-        pairs = (n, H, C // (2 * size), 2, size)
-        upper, lower = prefix.view(*pairs, 1, G).unbind(3)
-        left, right = suffix.view(*pairs, 1, G).unbind(3)
-        early = (c.view(*pairs, M, K)[:, :, :, 0] * left).flatten(3, 4).transpose(-1, -2)
-        for x, product in zip(rows, within, strict=True):
-            R = x.shape[-2]
-            late = (x.view(*pairs, R, K)[:, :, :, 1] * lower).flatten(3, 4)
-            halves = product.view(*pairs[:4], size * R, *pairs[2:4], size * M)
-            halves[:, :, :, 1, :, :, 0].diagonal(0, 2, 4).copy_((late @ early).movedim(2, -1))
-        prefix = torch.cat([upper, lower * upper[:, :, :, -1:]], 3)
-        suffix = torch.cat([left * lower[:, :, :, -1:], right], 3)
+        pairs = (n, H, C // (2 * size), 2)
+        first, second = total.view(*pairs, 1, -1).unbind(3)
+        leaving = leaving.view(*pairs, size * M, K)
+        early = leaving[:, :, :, 0].transpose(-1, -2)
+        for i, product in enumerate(within):
+            x = entering[i].view(*pairs, -1, K)
+            halves = product.view(*pairs, x.shape[4], *pairs[2:], size * M)
+            halves[:, :, :, 1, :, :, 0].diagonal(0, 2, 4).copy_((x[:, :, :, 1] @ early).movedim(2, -1))
+            entering[i] = _decay_half(x, 1, first)
+        leaving, total = _decay_half(leaving, 0, second), first * second
         size *= 2
-    return within, prefix.view(n, H, C, 1, G), suffix.view(n, H, C, 1, G)
+    entering = [x.view_as(row) for x, row in zip(entering, rows, strict=True)]
+    return within, entering, leaving.view(n, H, C * M, K).transpose(-1, -2), total.flatten(2)
+
+
+def _decay_half(pairs: Tensor, half: int, decay: Tensor) -> Tensor:
+    """Decay the first or the second of each pair ``[n, H, pairs, 2, ...]``, in place where no gradient can flow."""
+    if torch.is_grad_enabled():
+        both = list(pairs.unbind(3))
+        both[half] = both[half] * decay
+        return torch.stack(both, 3)
+    pairs[:, :, :, half].mul_(decay)
+    return pairs
 
 
 def _add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
@@ -174,17 +165,20 @@ def _add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
 
 
 def _scan(layout: Grid, carry: Tensor, gain: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """S ← carry·S + gain, chunk by chunk, all sequences at once: the states around every chunk, and each sequence's last."""
+    """S ← carry·S + gain, chunk by chunk, all sequences at once.
+
+    The states before every chunk, the norms of those at the marks, and each sequence's last state.
+    """
     state = state[layout.order]
-    before, after = [state[:0]], [state[:0]]
+    states = [state]
     for at in layout.steps:
         running = state[: len(gain[at])]
-        left = _plus(gain[at], carry[at], running)
-        before.append(running)
-        after.append(left)
+        left = torch.baddbmm(gain[at].flatten(0, 1), carry[at].flatten(0, 1), running.flatten(0, 1)).view_as(running)
+        states.append(left)
         state = torch.cat([left, state[len(left) :]]) if len(left) < len(state) else left
     final = torch.zeros_like(state).index_copy(0, layout.order, state)
-    return torch.cat(before)[layout.back], torch.cat(after)[layout.back], final
+    known = torch.cat(states)
+    return layout.before(known), torch.linalg.vector_norm(known, dim=(-2, -1))[layout.marks], final
 
 
 def _states(layout: Grid, positions: tuple[int, ...], starts: Tensor, g: Tensor, c: Tensor, residual: Tensor) -> Tensor:
@@ -195,6 +189,7 @@ def _states(layout: Grid, positions: tuple[int, ...], starts: Tensor, g: Tensor,
         at, last = divmod(place, layout.size)
         decay = g[token - last : token + 1].exp().flip(0).cumprod(0).flip(0)
         since = torch.cat([decay[1:], torch.ones_like(decay[:1])]).transpose(0, 1)[:, :, None]
-        writes = (c[at, :, : last + 1] * since).flatten(1, 2).transpose(-1, -2) @ residual[at, :, : last + 1].flatten(1, 2)
+        wrote = residual[token - last : token + 1]
+        writes = (c[at, :, : last + 1] * since).flatten(1, 2).transpose(-1, -2) @ wrote.transpose(0, 1).flatten(1, 2)
         states.append((decay[0, :, :, None] * starts[at] + writes)[None])
     return torch.cat(states)

@@ -124,7 +124,7 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
 
     Raises InputError if the mixer needs a tensor that ``tokens`` lacks, or a tensor's shape does not fit.
     """
-    tokens = _checked(mixer, tokens)
+    tokens = checked(mixer, tokens)
     q, v = tokens.q, tokens.v
     g = tokens.g if tokens.g is not None else q.new_zeros(*q.shape[:3], 1)
     if mixer.gate == "in-context":
@@ -143,8 +143,7 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
     base = a[..., -1, :]
     d = _added_direction(mixer, tokens, k[..., -1, :], gate[..., -1, :])
     if mixer.direction is not None and d is not None:
-        added = base + _need(tokens.lam)[:, None] * d
-        a = torch.cat([a[..., :-1, :], added[..., None, :]], -2)
+        a = torch.addcmul(base, _need(tokens.lam)[:, None], d)[..., None, :]
     main = k.shape[-2] - 1
     if mixer.address is not None:
         address = _need(tokens.address)[..., None, :]
@@ -158,7 +157,7 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
 
 def project_out(x: Tensor, k: Tensor) -> Tensor:
     """P⊥ₖ(x) = x − k(kᵀx), along the last axis, with the key as used and no division by ‖k‖² (QED, Eq. 6)."""
-    return x - k * (k * x).sum(-1, keepdim=True)
+    return torch.addcmul(x, k, torch.linalg.vecdot(k, x)[..., None], value=-1)
 
 
 def _added_direction(mixer: Mixer, tokens: Tokens, k: Tensor, gate: Tensor) -> Tensor | None:
@@ -186,8 +185,11 @@ def _rwkv7(tokens: Tokens, g: Tensor) -> Edits:
 _NEEDS = {"none": (), "scalar": ("beta",), "channel": ("b", "w"), "in-context": ("removal_key", "in_context_rate")}
 
 
-def _checked(mixer: Mixer, tokens: Tokens) -> Tokens:
-    """Validate, bring every tensor to the value heads and the working dtype, and give k, v and beta an edit axis."""
+def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
+    """Validate, bring every tensor to the value heads and the working dtype, and give k, v and beta an edit axis.
+
+    Raises InputError as ``edits`` does.
+    """
     needs = [*_NEEDS[mixer.gate]]
     needs += ["g"] * (mixer.decay != "none")
     needs += ["lam"] * (mixer.direction is not None)

@@ -20,8 +20,8 @@ class Grid:
 
     ``slot`` ``[tokens]`` is each token's place in the grid, None where the grid is the packing itself. ``order`` lists the
     sequences by falling length, so that those still running at any step of the scan come first; ``steps[c]`` picks the chunk
-    that each of them is at, ``back`` brings what was gathered step by step into the order of the chunks, and ``marks`` picks the
-    chunks that end at a mark.
+    that each of them is at. Of the states at the start and after each step, one after another, ``starts`` picks that before each
+    chunk, None where all lengths are equal, and ``marks`` those at the marks.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Grid:
     slot: Tensor | None
     order: Tensor
     steps: list[Tensor | slice]
-    back: Tensor
+    starts: Tensor | None
     marks: Tensor
 
     def fill(self, x: Tensor) -> Tensor:
@@ -42,6 +42,12 @@ class Grid:
         """``[chunks, H, size, ...]`` back to ``[tokens, H, ...]``."""
         x = x.transpose(1, 2).reshape(self.chunks * self.size, x.shape[1], *x.shape[3:])
         return x if self.slot is None else x[self.slot]
+
+    def before(self, states: Tensor) -> Tensor:
+        """Of the states at the start and after each step of the scan, the one before each chunk."""
+        if self.starts is not None:
+            return states[self.starts]
+        return states[: self.chunks].view(len(self.steps), -1, *states.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
 def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]:
@@ -61,18 +67,17 @@ def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]
     return ends
 
 
-SEGMENT = 2048
+SEGMENT = 1024
 """Tokens that a CPU works on at once: what they need stays in its caches, and the memory of a long prompt is bounded."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A span of packed tokens: the sequences that have tokens in it, and their boundaries within it."""
+    """A span of packed tokens, the sequences that have tokens in it, and their boundaries within it."""
 
-    start: int
-    stop: int
+    tokens: slice
     sequences: slice
-    ends: tuple[int, ...]
+    cu_seqlens: Tensor
 
 
 @lru_cache(maxsize=64)
@@ -84,8 +89,8 @@ def segments(ends: tuple[int, ...]) -> list[Segment]:
         begun = ends[bisect_right(ends, stop) - 1]
         stop = stop if stop == ends[-1] else stop - (stop - begun) % MARK
         first, last = bisect_right(ends, start) - 1, bisect_left(ends, stop)
-        inside = tuple(min(max(end, start), stop) - start for end in ends[first : last + 1])
-        spans.append(Segment(start, stop, slice(first, last), inside))
+        inside = [min(max(end, start), stop) - start for end in ends[first : last + 1]]
+        spans.append(Segment(slice(start, stop), slice(first, last), torch.tensor(inside)))
         start = stop
     return spans
 
@@ -104,11 +109,12 @@ def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
     order = torch.argsort(counts, descending=True, stable=True)
     falling = counts[order]
     steps = [first[order[: int((falling > step).sum())]] + step for step in range(int(counts.max()))]
-    back = torch.argsort(torch.cat([*steps, first[:0]]))
-    even = int(falling[-1]) == len(steps)
+    after = torch.argsort(torch.cat([*steps, first[:0]])) + len(lengths)
+    starts = after.roll(1).index_copy(0, first[order[counts[order] > 0]], torch.arange(int((counts > 0).sum())))
+    even = 0 < int(falling[-1]) == len(steps)
     of_chunk = torch.repeat_interleave(torch.arange(len(lengths)), counts)
     within = torch.arange(chunks) - first[of_chunk]
     marked = (((within + 1) * size) % MARK == 0) | (within + 1 == counts[of_chunk])
     # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
     picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
-    return Grid(size, chunks, slot, order.to(device), picks, back.to(device), marked.nonzero()[:, 0].to(device))
+    return Grid(size, chunks, slot, order.to(device), picks, None if even else starts.to(device), after[marked].to(device))

@@ -1,31 +1,32 @@
 """What is recorded of every token and head, from one pass of the recurrence and the vectors that went into it."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qed_probe.kernels.chunked import Read, recurrence
-from qed_probe.kernels.mixers import Edits, Mixer, Tokens, edits
-from qed_probe.kernels.packing import SEGMENT
+from qed_probe.kernels.mixers import Edits, Mixer, Tokens, checked, edits
+from qed_probe.kernels.packing import SEGMENT, bounds, segments
 
-D = TypeVar("D", Tokens, Edits, Read)
-WITHOUT_TOKENS = ("lam", "direction", "final_state", "state_norm", "states")
-"""The tensors of Tokens, Edits and Read that have no token axis."""
+BY_MARK = ("state_norm", "states")
+"""What a pass gives that has no token axis."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One layer's pass, seen: its canonical inputs, what the memory gave back, and the records by name.
+    """One layer's pass, seen: what the layer fed its memory, what the memory gave back, and the records by name.
 
-    Records are float32 ``[B, T, H]``, except ``edit_eigenvalue`` ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector
-    ``read`` ``[B, T, H, V]``.
+    ``y`` ``[B, T, H, V]`` is Sᵀq without the output's scale; ``final_state`` ``[N, H, K, V]`` and ``states``
+    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except ``edit_eigenvalue``
+    ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector ``read`` ``[B, T, H, V]``.
     """
 
     tokens: Tokens
-    edits: Edits
-    read: Read
+    y: Tensor
+    final_state: Tensor
+    states: Tensor
     records: dict[str, Tensor]
 
 
@@ -37,11 +38,52 @@ def run(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     states_at: tuple[int, ...] = (),
+    chunk: int = 64,
 ) -> Observation:
-    """Run a layer's memory over its tokens, once, and record it if asked; ``read.y`` is the same to the bit either way.
+    """Run a layer's memory over its tokens, once, and record it if asked; ``y`` is the same to the bit either way.
 
-    The other arguments are those of ``edits`` and ``recurrence``.
+    The other arguments are those of ``edits`` and ``recurrence``. A CPU works through a long row segment by segment.
     """
+    ready = checked(mixer, tokens)
+    B, T, H, K = ready.q.shape
+    ends = bounds(B, T, cu_seqlens)
+    state = ready.q.new_zeros(len(ends) - 1, H, K, ready.v.shape[-1]) if initial_state is None else initial_state
+    if ready.q.device.type != "cpu" or B > 1 or T <= SEGMENT:
+        found, state = _run(mixer, ready, state, cu_seqlens, states_at, chunk, record=record)
+    else:
+        found, state = _run_segments(mixer, ready, state.clone(), ends, states_at, chunk, record=record)
+    return Observation(tokens, found.pop("y"), state, found.pop("states"), found)
+
+
+def _run_segments(
+    mixer: Mixer, tokens: Tokens, state: Tensor, ends: tuple[int, ...], states_at: tuple[int, ...], chunk: int, *, record: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As ``_run``, one segment after another; ``state`` is updated in place."""
+    joined: dict[str, Tensor] = {}
+    by_mark: dict[str, list[Tensor]] = {}
+    for span in segments(ends):
+        wanted = tuple(token - span.tokens.start for token in states_at if span.tokens.start <= token < span.tokens.stop)
+        part = _cut(tokens, span.tokens)
+        found, state[span.sequences] = _run(mixer, part, state[span.sequences], span.cu_seqlens, wanted, chunk, record=record)
+        for name, x in found.items():
+            if name in BY_MARK:
+                by_mark.setdefault(name, []).append(x)
+            else:
+                joined.setdefault(name, x.new_empty(1, ends[-1], *x.shape[2:]))[:, span.tokens] = x
+    return joined | {name: torch.cat(parts) for name, parts in by_mark.items()}, state
+
+
+def _run(
+    mixer: Mixer,
+    tokens: Tokens,
+    state: Tensor,
+    cu_seqlens: Tensor | None,
+    states_at: tuple[int, ...],
+    chunk: int,
+    *,
+    record: bool,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs, states and records by name, and the last state."""
     ready = edits(mixer, tokens)
     probes = [x for x in (ready.d, ready.address) if x is not None] if record else []
     read = recurrence(
@@ -51,36 +93,26 @@ def run(
         ready.a,
         ready.u,
         probes=torch.stack(probes, -2) if probes else None,
-        initial_state=initial_state,
+        initial_state=state,
         cu_seqlens=cu_seqlens,
         states_at=states_at,
+        chunk=chunk,
     )
-    return Observation(tokens, ready, read, _in_segments(mixer, tokens, ready, read) if record else {})
+    found = records(mixer, tokens, ready, read) if record else {}
+    return found | {"y": read.y, "states": read.states}, read.final_state
 
 
-def _in_segments(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
-    """The records of a long row a segment at a time, so that a CPU finds what it has just computed in its caches."""
-    T = ready.q.shape[1]
-    if ready.q.device.type != "cpu" or ready.q.shape[0] > 1 or T <= SEGMENT:
-        return records(mixer, tokens, ready, read)
-    cuts = [slice(start, start + SEGMENT) for start in range(0, T, SEGMENT)]
-    parts = [records(mixer, _cut(tokens, cut), _cut(ready, cut), _cut(read, cut)) for cut in cuts]
-    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0] if name != "state_norm"} | {
-        "state_norm": read.state_norm.float()
-    }
-
-
-def _cut(whole: D, cut: slice) -> D:
-    changed: dict[str, Any] = {
+def _cut(tokens: Tokens, cut: slice) -> Tokens:
+    by_token: dict[str, Any] = {
         field.name: x[:, cut]
-        for field in fields(whole)
-        if field.name not in WITHOUT_TOKENS and isinstance(x := getattr(whole, field.name), Tensor)
+        for field in fields(tokens)
+        if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
     }
-    return replace(whole, **changed)
+    return replace(tokens, **by_token)
 
 
 def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
-    """Every record that this mixer can have, from the reads of d and ε that ``run`` asks for.
+    """Every record that this mixer can have, from tokens as ``checked`` returns them and the reads of d and ε.
 
     The probes read the decayed memory Ŝ; the memory that the main edit reads is S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
     """
@@ -88,11 +120,12 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     rho, overlap, key_norm = _dot(ready.q, k), _dot(a, k), _norm(k)
     overlap_base = overlap if mixer.direction is None else _dot(ready.base, k)
     norm = operator_norm(k, a, overlap, key_norm)
+    unit = key_norm if tokens.removal_key is None else _norm(tokens.removal_key)
     found = {
         "rho": rho,
         "eigenvalue": 1 - overlap,
         "eigenvalue_projected": 1 - overlap_base,
-        "eigenvalue_unit": 1 - (_unit_overlap(mixer, tokens, overlap, overlap_base) if tokens.unit_key else overlap),
+        "eigenvalue_unit": 1 - (_unit_overlap(mixer, unit, overlap, overlap_base) if tokens.unit_key else overlap),
         "key_norm": key_norm,
         "operator_norm": norm,
         "operator_norm_base": norm if mixer.direction is None else operator_norm(k, ready.base, overlap_base, key_norm),
@@ -103,9 +136,8 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     if ready.k.shape[-2] > 1:
         found["edit_eigenvalue"] = 1 - _dot(ready.a, ready.k)
     found |= _decay_records(ready.g)
-    beta = overlap_base if tokens.beta is None else tokens.beta.to(k.dtype)
-    beta = beta[..., -1] if beta.ndim == 4 else beta
-    gamma = torch.zeros_like(rho) if tokens.gamma is None else tokens.gamma.to(k.dtype)
+    beta = overlap_base if tokens.beta is None else tokens.beta[..., -1]
+    gamma = torch.zeros_like(rho) if tokens.gamma is None else tokens.gamma
     found["budget_delta"] = found["retention"] * beta
     if mixer.gate != "in-context":
         found["budget_erase"] = found["retention"] * gamma
@@ -130,13 +162,14 @@ def operator_norm(k: Tensor, a: Tensor, overlap: Tensor, key_norm: Tensor) -> Te
 
 
 def _decay_records(g: Tensor) -> dict[str, Tensor]:
-    fastest, slowest = torch.aminmax(g, dim=-1)
+    kept = g.exp()
+    lost = torch.tanh(g / -2)  # 1 − exp g = tanh(−g/2)·(1 + exp g), without cancellation and faster than expm1
     return {
-        "retention": g.exp().mean(-1),
-        "budget_decay": -g.expm1().mean(-1),
+        "retention": kept.mean(-1),
+        "budget_decay": torch.addcmul(lost, lost, kept).mean(-1),
         "log_decay": g.mean(-1),
-        "log_decay_min": fastest,
-        "log_decay_max": slowest,
+        "log_decay_min": g.amin(-1),
+        "log_decay_max": g.amax(-1),
     }
 
 
@@ -152,7 +185,7 @@ def _direction_records(
     if tokens.lam is None:
         lam, by_base, without, without_norm = torch.zeros_like(rho[0, 0]), by_a, read.y, output_norm
     else:
-        lam = tokens.lam.to(rho.dtype)
+        lam = tokens.lam
         by_base = torch.addcmul(by_a, lam[:, None], by_d, value=-1)
         without = torch.addcmul(read.y, (lam * rho)[..., None], by_d)
         without_norm = _read_norm(without)
@@ -179,22 +212,19 @@ def _address_records(ready: Edits, read: Read, address: Tensor, beta: Tensor, ga
     }
 
 
-def _unit_overlap(mixer: Mixer, tokens: Tokens, overlap: Tensor, overlap_base: Tensor) -> Tensor:
-    """aᵀk of the main edit after its key is renormalised, and a and d are rebuilt from it.
+def _unit_overlap(mixer: Mixer, size: Tensor, overlap: Tensor, overlap_base: Tensor) -> Tensor:
+    """aᵀk of the main edit after its key, of norm ``size``, is renormalised, and a and d are rebuilt from it.
 
     What is linear in k twice loses ‖k‖², and an unprojected direction once ‖k‖; a projected one is orthogonal to the unit key.
     """
-    key = tokens.k if tokens.removal_key is None else tokens.removal_key
-    key = key[..., -1, :] if key.ndim == 5 else key
-    size = _norm(key.to(overlap.dtype))
-    size = size.repeat_interleave(overlap.shape[-1] // size.shape[-1], -1)
     size = size.where(size > 0, 1)
     added = 0 if mixer.direction is None or mixer.direction.projected else (overlap - overlap_base) / size
     return overlap_base / size.square() + added
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return torch.einsum("...k,...k->...", x, y)
+    dot: Tensor = torch.linalg.vecdot(x, y)
+    return dot
 
 
 def _norm(x: Tensor) -> Tensor:

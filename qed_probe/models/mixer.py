@@ -132,8 +132,8 @@ class DeltaMixer(nn.Module):
                 cu_seqlens=cu_seqlens,
                 states_at=self.states_at if self.observer is not None else (),
             )
-        carried.state = seen.read.final_state
-        o = (self.scale * seen.read.y).to(v.dtype)
+        carried.state = seen.final_state
+        o = (self.scale * seen.y).to(v.dtype)
         if self.observer is not None:
             self.observer(seen, o, initial_state, cu_seqlens)
         gate = torch.sigmoid(self.g_proj(x)).view_as(o)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from qed_probe.errors import CheckFailed
-from qed_probe.kernels import recurrence, replay
+from qed_probe.kernels import edits, replay, run
 from qed_probe.models.capture import Captured
 
 FIRST = 256
@@ -20,7 +20,7 @@ def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
     Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token, the pass having
     begun at token ``start``.
     """
-    seen, ready = captured.observation, captured.observation.edits
+    seen, ready = captured.observation, edits(captured.mixer, captured.observation.tokens)
     heads = ready.q.shape[2]
     drawn = np.random.default_rng([seed, captured.layer]).choice(heads, min(2, heads), replace=False)
     pick = torch.as_tensor(np.sort(drawn), device=ready.q.device)
@@ -39,18 +39,14 @@ def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
 
 def check_layer(captured: Captured, start: int = 0) -> None:
     """Run all tokens of a layer again in smaller chunks, that is in other arithmetic; raises CheckFailed as ``check_heads``."""
-    ready = captured.observation.edits
-    again = recurrence(
-        ready.q,
-        ready.g,
-        ready.k,
-        ready.a,
-        ready.u,
+    again = run(
+        captured.mixer,
+        captured.observation.tokens,
         initial_state=captured.initial_state,
         cu_seqlens=captured.cu_seqlens,
         chunk=16,
     )
-    heads = torch.arange(ready.q.shape[2])
+    heads = torch.arange(again.y.shape[2])
     tolerance = TOLERANCE[captured.output.dtype]
     found, expected = captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1)
     _compare(captured, found, expected, heads, tolerance, start, "output")

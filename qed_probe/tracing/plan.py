@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
+from qed_probe.kernels import edits
 from qed_probe.models import checkpoint as checkpoints
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import find_device
@@ -107,7 +108,7 @@ def make_plan(
         value=config.value_dim,
         tokens=np.concatenate([prompt.tokens for prompt in prompts]),
         lengths=lengths,
-        edits=first.observation.edits.k.shape[-2],
+        edits=edits(first.mixer, first.observation.tokens).k.shape[-2],
         roles=_roles(prompts),
         details=_details(prompts),
         lam=np.stack([model.mixers[layer].lam().detach().cpu().numpy() for layer in chosen]),

@@ -122,7 +122,7 @@ def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> Non
             store.write_marks(name, _numpy(x), layer=captured.layer, start=begin)
         elif name in layout.names:
             store.write(name, _numpy(x[0]), layer=captured.layer, start=begin)
-    states = captured.observation.read.states
+    states = captured.observation.states
     if len(states):
         store.write_marks("states/state", _numpy(states), layer=captured.layer, start=begin)
 
