@@ -15,6 +15,7 @@ from qed_probe.errors import InputError
 from qed_probe.models.tokenizer import ByteTokenizer
 from qed_probe.tasks import Prompt, check_prompts, file_prompts, open_ids, text_prompts, token_prompts
 from qed_probe.tasks.prompts import LazyPrompts
+from qed_probe.tasks.survey import survey
 
 
 class Utf8:
@@ -213,3 +214,19 @@ def test_no_prompts_and_prompts_without_tokens_are_refused() -> None:
 def test_roles_are_one_a_token() -> None:
     with pytest.raises(InputError, match="prompt 1: expected 2 roles, one a token, found 1"):
         check_prompts([Prompt(np.array([1, 2]), np.array(["a"]))], 8)
+
+
+def test_a_survey_keeps_what_each_prompt_has() -> None:
+    prompts = [
+        Prompt(np.array([1, 2])),
+        Prompt(np.array([3]), np.array(["a"]), details={"x": 5.0}),
+        Prompt(np.array([3]), answer=slice(0, 1), details={"y": 6.0, "x": 7.0}),
+    ]
+    found = survey(prompts, 8)
+    assert found.lengths.tolist() == [2, 1, 1]
+    assert found.fingerprints.tolist() == [prompt.fingerprint for prompt in prompts]
+    np.testing.assert_array_equal(found.details["x"], [np.nan, 5, 7])
+    np.testing.assert_array_equal(found.details["y"], [np.nan, np.nan, 6])
+    assert (found.roles, found.answers) == (True, True)
+    plain = survey(prompts[:1], 8)
+    assert (plain.roles, plain.answers, plain.details) == (False, False, {})
