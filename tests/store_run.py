@@ -3,6 +3,7 @@
 Run as ``python -m tests.store_run PATH`` it creates PATH or, if that is there, resumes it; the store tests also import it.
 """
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -11,14 +12,22 @@ import numpy as np
 
 from qed_probe.store import schema, writer
 from qed_probe.store.layout import Layout
+from qed_probe.tasks import Prompt
 
 NAMES = ("rho", "edit_eigenvalue", "read", "state_norm", "nll", "token_text", "correct", "inputs/k", "inputs/o", "states/state")
 BLOCK = 64  # what schema.MAX_BLOCK is made here, so that a store of some hundred tokens has many blocks
 LENGTHS = (70, 9, 130, 1, 64, 250, 33, 128, 90)
 
 
+def make_prompts(lengths: tuple[int, ...]) -> list[Prompt]:
+    tokens = np.arange(sum(lengths))
+    roles = np.where(tokens % 3 == 0, "needle", "noise")
+    ends = itertools.accumulate(lengths, initial=0)
+    return [Prompt(tokens[begin:end] % 256, roles[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
 def make_layout(lengths: tuple[int, ...] = LENGTHS, names: tuple[str, ...] = NAMES, **attrs: object) -> Layout:
-    tokens = int(sum(lengths))
+    prompts = make_prompts(lengths)
     return Layout(
         names=names,
         layers=(0, 3),
@@ -26,12 +35,13 @@ def make_layout(lengths: tuple[int, ...] = LENGTHS, names: tuple[str, ...] = NAM
         key=4,
         value=3,
         edits=2,
-        tokens=np.arange(tokens) % 256,
+        prompts=prompts,
         lengths=np.array(lengths),
-        roles=np.where(np.arange(tokens) % 3 == 0, "needle", "noise"),
+        fingerprints=np.array([prompt.fingerprint for prompt in prompts]),
+        roles=True,
         details={"length": np.array(lengths)},
         lam=np.array([[0.25, 0.5], [1.0, 2.0]]),
-        snapshots=np.array([5, tokens - 1]),
+        snapshots=np.array([5, sum(lengths) - 1]),
         attrs={"mixer": "eda-qed", "checkpoint_digest": "c0ffee", "strength": 1.0, **attrs},
         provenance={"command": "store_run"},
     )
@@ -66,7 +76,7 @@ def trace(out: writer.Writer, *, budget: int = 150, packs_at_most: int | None = 
     for pack in todo[:packs_at_most]:
         start, stop = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
         tokens = np.arange(start, stop)
-        marks = layout.marks[(layout.marks >= start) & (layout.marks < stop)]
+        marks = start + schema.mark_tokens(layout.lengths[pack.start : pack.stop])
         snapshots = layout.snapshots[(layout.snapshots >= start) & (layout.snapshots < stop)]
         for layer in layout.layers:
             for name in layout.names:

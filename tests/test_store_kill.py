@@ -31,7 +31,7 @@ def written(path: Path) -> int:
 def check_complete_part(ds: xr.Dataset, group: str = "") -> None:
     """Every value is the formula's where its token (all tokens of its prompt) is complete, and NaN elsewhere."""
     layout = store_run.make_layout()
-    complete = ds["complete"].values
+    complete, marks = ds["complete"].values, schema.mark_tokens(layout.lengths)
     whole = np.array([complete[a:b].all() for a, b in zip(layout.cu_seqlens, layout.cu_seqlens[1:], strict=False)])
     for name, array in ds.data_vars.items():
         key = f"{group}/{name}" if group else str(name)
@@ -41,7 +41,7 @@ def check_complete_part(ds: xr.Dataset, group: str = "") -> None:
         if dims[0] == "layer":
             places, keep = {
                 "token": (np.arange(len(complete)), complete),
-                "mark": (layout.marks, complete[layout.marks]),
+                "mark": (marks, complete[marks]),
                 "snapshot": (layout.snapshots, complete[layout.snapshots]),
             }[dims[1]]
             for i, layer in enumerate(layout.layers):

@@ -11,6 +11,7 @@ import xarray as xr
 import zarr
 
 from qed_probe.errors import StoreError
+from qed_probe.store import layout as layouts
 from qed_probe.store import place, reader, schema, writer
 from qed_probe.store.layout import Layout
 from tests import store_run
@@ -66,6 +67,22 @@ def test_block_of_everything_fits_a_gigabyte(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_marks_by_hand() -> None:
     np.testing.assert_array_equal(schema.mark_tokens(np.array([1, 64, 65, 130])), [0, 64, 128, 129, 193, 257, 259])
+
+
+def test_marks_are_counted_as_they_are_listed() -> None:
+    layout = store_run.make_layout((1, 64, 65, 130))
+    before = [layout.marks_before(token) for token in range(261)]
+    assert before == np.searchsorted(schema.mark_tokens(layout.lengths), np.arange(261)).tolist()
+
+
+@pytest.mark.parametrize("group", [1, 100, 200])
+def test_prompts_are_laid_out_a_few_at_a_time(group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = store_run.make_layout()
+    layout.lay_out(tmp_path / "whole")
+    monkeypatch.setattr(layouts, "GROUP", group)
+    layout.lay_out(tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert len([*layout._groups()]) > 3
 
 
 def test_chunk_files(finished: Path) -> None:
@@ -283,8 +300,9 @@ with writer.create({str(path)!r}, store_run.make_layout(), overwrite={overwrite}
     ("change", "match"),
     [
         ({"names": ("rho", "rhoo", "layer")}, "found rhoo, layer"),
-        ({"lengths": np.array([70])}, "add up to 775, found 70"),
-        ({"tokens": np.empty(0, int), "lengths": np.empty(0, int)}, "add up to 0"),
+        ({"lengths": np.array([70])}, "found 9 prompts and 1 lengths from 70"),
+        ({"lengths": np.zeros(9, int)}, "found 9 prompts and 9 lengths from 0"),
+        ({"prompts": [], "lengths": np.empty(0, int)}, "found 0 prompts and 0 lengths"),
     ],
 )
 def test_layout_is_checked(change: dict[str, object], match: str) -> None:

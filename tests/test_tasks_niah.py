@@ -90,6 +90,13 @@ def test_a_sample_depends_on_seed_and_index_alone() -> None:
     np.testing.assert_array_equal(niah_tokens(600, [4, 11], 7), stream[[4, 11]])
 
 
+def test_samples_are_made_when_they_are_asked_for() -> None:
+    prompts = niah_prompts(600, 10**12, seed=7)
+    assert len(prompts) == 10**12
+    assert text(prompts[2]) == text(niah_prompts(600, 3, seed=7)[2])
+    assert text(prompts[10**11]) not in map(text, prompts[:3])
+
+
 def test_training_never_sees_the_fresh_samples() -> None:
     trained = {bytes(row.astype(np.uint8)) for row in niah_tokens(512, range(2000), 0)}
     assert len(trained) == 2000

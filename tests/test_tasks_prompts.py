@@ -1,7 +1,10 @@
 """Prompts from files: what is read, and what is refused with its place."""
 
 import json
-from collections.abc import Callable
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
+from qed_probe.models.tokenizer import ByteTokenizer
 from qed_probe.tasks import Prompt, check_prompts, file_prompts, open_ids, text_prompts, token_prompts
+from qed_probe.tasks.prompts import LazyPrompts
+from qed_probe.tasks.survey import survey
 
 
 class Utf8:
@@ -29,7 +35,7 @@ def saved(path: Path, array: object) -> Path:
     return path
 
 
-def ids(prompts: list[Prompt]) -> list[list[int]]:
+def ids(prompts: Sequence[Prompt]) -> list[list[int]]:
     return [prompt.tokens.tolist() for prompt in prompts]
 
 
@@ -44,6 +50,52 @@ def test_a_prompt_a_line_and_only_line_feeds_end_lines(tmp_path: Path) -> None:
     prompts = file_prompts(write(tmp_path / "p.txt", content), Utf8())
     assert [bytes(p.tokens.astype(np.uint8)).decode() for p in prompts] == ["one", "two\u2028still two", "three"]
     assert ids(file_prompts(write(tmp_path / "q.txt", b"a\nb\n"), Utf8())) == [[97], [98]]
+
+
+def test_a_last_line_ends_as_the_others_do(tmp_path: Path) -> None:
+    assert ids(file_prompts(write(tmp_path / "p.txt", b"a\r\nb\r\n"), Utf8())) == [[97], [98]]
+
+
+def test_lines_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.txt", b"".join(b"%d" % (index % 10) * 10_000 + b"\n" for index in range(300)))
+    tracemalloc.start()
+    prompts = file_prompts(path, ByteTokenizer())
+    assert [int(prompts[index].tokens[0]) - 48 for index in (0, 299, -1, 123)] == [0, 9, 9, 3]
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000  # of 3 MB, and of 24 MB of ids
+    tracemalloc.stop()
+    write(path, path.read_bytes().replace(b"3", b"x"))
+    assert chr(prompts[123].tokens[0]) == "x"
+    path.unlink()
+    with pytest.raises(InputError, match=r"p\.txt.*no such file"):
+        prompts[0]
+
+
+def test_lines_of_a_pipe_are_kept(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=write, args=(tmp_path / "pipe", b"one\ntwo\n"))
+    writer.start()
+    prompts = file_prompts(tmp_path / "pipe", Utf8())
+    writer.join()
+    assert ids(prompts) == ids(prompts) == [[*b"one"], [*b"two"]]
+
+
+def test_lazy_prompts_are_a_sequence() -> None:
+    prompts = LazyPrompts(5, lambda index: Prompt(np.array([index])))
+    assert len(prompts) == 5
+    assert ids(prompts) == [[0], [1], [2], [3], [4]]
+    assert prompts[-1].tokens.tolist() == [4]
+    assert ids(prompts[1:4]) == [[1], [2], [3]]
+    assert ids(prompts[::-2][1:]) == [[2], [0]]
+    with pytest.raises(IndexError):
+        prompts[5]
+
+
+def test_a_fingerprint_is_of_values_alone() -> None:
+    one = Prompt(np.array([1, 2, 3]), np.array(["a", "a", "b"]))
+    assert one.fingerprint == Prompt(np.array([1, 2, 3], np.int32), np.array(["a", "a", "b"], "<U9")).fingerprint
+    others = [Prompt(one.tokens), Prompt(one.tokens[:2], np.array(["a", "b"])), Prompt(one.tokens, np.array(["a", "b", "b"]))]
+    others += [Prompt(np.array([1, 2, 4]), one.roles), Prompt(one.tokens, np.array(["a", "a", "c"]))]
+    assert len({prompt.fingerprint for prompt in (one, *others)}) == 6
 
 
 def test_jsonl_holds_texts_and_ids(tmp_path: Path) -> None:
@@ -127,7 +179,7 @@ def test_a_truncated_array_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [lambda path: file_prompts(path, Utf8()), lambda path: token_prompts(path, 5)])
-def test_missing_files_and_directories_are_named(tmp_path: Path, read: Callable[[Path], list[Prompt]]) -> None:
+def test_missing_files_and_directories_are_named(tmp_path: Path, read: Callable[[Path], Sequence[Prompt]]) -> None:
     with pytest.raises(InputError, match=r"absent.*no such file"):
         read(tmp_path / "absent")
     with pytest.raises(InputError, match="is a directory"):
@@ -157,3 +209,24 @@ def test_no_prompts_and_prompts_without_tokens_are_refused() -> None:
         check_prompts([], 8)
     with pytest.raises(InputError, match="found none in prompt 2"):
         check_prompts([Prompt(np.array([1])), Prompt(np.array([], np.int64))], 8)
+
+
+def test_roles_are_one_a_token() -> None:
+    with pytest.raises(InputError, match="prompt 1: expected 2 roles, one a token, found 1"):
+        check_prompts([Prompt(np.array([1, 2]), np.array(["a"]))], 8)
+
+
+def test_a_survey_keeps_what_each_prompt_has() -> None:
+    prompts = [
+        Prompt(np.array([1, 2])),
+        Prompt(np.array([3]), np.array(["a"]), details={"x": 5.0}),
+        Prompt(np.array([3]), answer=slice(0, 1), details={"y": 6.0, "x": 7.0}),
+    ]
+    found = survey(prompts, 8)
+    assert found.lengths.tolist() == [2, 1, 1]
+    assert found.fingerprints.tolist() == [prompt.fingerprint for prompt in prompts]
+    np.testing.assert_array_equal(found.details["x"], [np.nan, 5, 7])
+    np.testing.assert_array_equal(found.details["y"], [np.nan, np.nan, 6])
+    assert (found.roles, found.answers) == (True, True)
+    plain = survey(prompts[:1], 8)
+    assert (plain.roles, plain.answers, plain.details) == (False, False, {})

@@ -12,6 +12,8 @@ from qed_probe.cli import screen
 from qed_probe.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import xarray as xr
 
 Checkpoint = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A directory; the bundled model if left out.")]
@@ -89,7 +91,7 @@ def trace(
 
 def _prompts(
     checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int | None, seed: int
-) -> "list[qp.Prompt]":
+) -> "Sequence[qp.Prompt]":
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
         raise InputError(f"expected one source of prompts, found {' and '.join(given)}")

@@ -105,7 +105,8 @@ class Edits:
 
     ``q`` ``[B, T, H, K]``, ``g`` ``[B, T, H, K or 1]``, ``k`` and ``a`` ``[B, T, H, M, K]``, ``u`` ``[B, T, H, M, V]``.
     ``main`` is the index of the edit that the records describe; ``base`` ``[B, T, H, K]`` is what it reads without the added
-    direction ``d``; ``address`` is EDA's ε.
+    direction ``d``. ``address`` is the index of EDA's address edit, None without one: it reads ε at the key γε, which is the same
+    edit as γε at ε and needs no probe for the read by ε.
     """
 
     q: Tensor
@@ -116,7 +117,7 @@ class Edits:
     main: int
     base: Tensor
     d: Tensor | None
-    address: Tensor | None
+    address: int | None
 
 
 def edits(mixer: Mixer, tokens: Tokens) -> Edits:
@@ -144,15 +145,15 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
     d = _added_direction(mixer, tokens, k[..., -1, :], gate[..., -1, :])
     if mixer.direction is not None and d is not None:
         a = torch.addcmul(base, _need(tokens.lam)[:, None], d)[..., None, :]
-    main = k.shape[-2] - 1
+    main, at = k.shape[-2] - 1, None
     if mixer.address is not None:
         address = _need(tokens.address)[..., None, :]
-        erase = _need(tokens.gamma)[..., None, None] * address
+        erased = _need(tokens.gamma)[..., None, None] * address
         silent = torch.zeros_like(u[..., :1, :])
-        pairs = ((address, k), (erase, a), (silent, u))
+        pairs = ((erased, k), (address, a), (silent, u))
         k, a, u = (torch.cat(pair[::-1] if mixer.address_last else pair, -2) for pair in pairs)
-        main = 0 if mixer.address_last else main + 1
-    return Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=base, d=d, address=tokens.address)
+        main, at = (0, 1) if mixer.address_last else (main + 1, 0)
+    return Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=base, d=d, address=at)
 
 
 def project_out(x: Tensor, k: Tensor) -> Tensor:

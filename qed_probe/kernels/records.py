@@ -85,14 +85,13 @@ def _run(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Outputs, states and records by name, and the last state."""
     ready = edits(mixer, tokens)
-    probes = [x for x in (ready.d, ready.address) if x is not None] if record else []
     read = recurrence(
         ready.q,
         ready.g,
         ready.k,
         ready.a,
         ready.u,
-        probes=torch.stack(probes, -2) if probes else None,
+        probes=ready.d[..., None, :] if record and ready.d is not None else None,
         initial_state=state,
         cu_seqlens=cu_seqlens,
         states_at=states_at,
@@ -199,9 +198,10 @@ def _direction_records(
     }
 
 
-def _address_records(ready: Edits, read: Read, address: Tensor, beta: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+def _address_records(ready: Edits, read: Read, at: int, beta: Tensor, gamma: Tensor) -> dict[str, Tensor]:
+    address = ready.a[..., at, :]
     cosine, query = _dot(address, ready.k[..., ready.main, :]), _dot(ready.q, address)
-    address_read = _read_norm(read.probes[..., -1, :])
+    address_read = _read_norm(read.decayed_a[..., at, :])
     return {
         "address_cosine": cosine,
         "query_address": query,

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
@@ -16,17 +17,33 @@ from qed_probe.errors import StoreError
 from qed_probe.store import schema
 from qed_probe.store.schema import Variable
 
+GROUP = 1 << 16
+"""Tokens of the prompts that are laid out at a time: whole prompts, or one that is longer."""
+
+
+class Packed(Protocol):
+    """A prompt, as the store sees it."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Token ids, ``[T]``."""
+
+    @property
+    def roles(self) -> np.ndarray | None:
+        """One string a token, ``[T]``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Everything that is known of a trace beforehand.
 
     ``names`` are the keys of the variables that the trace writes (``rho``, ``read``, ``nll``, ``inputs/q``, ``states/state``).
-    ``tokens`` are all prompts' token ids, packed, and ``lengths`` how many each prompt has; ``roles`` one string a token;
-    ``details`` one number a prompt under each name; ``lam`` ``[layers, heads]``; ``snapshots`` the packed tokens, rising, whose
-    state is kept; ``vectors`` the dtype of ``read``, "none" without it; ``edit_inputs`` whether ``v`` and ``beta`` have an edit
-    axis. ``attrs`` determine the numbers (a run resumes only what has the same); ``provenance`` (the command, the path) does not.
-    Raises StoreError if the lengths do not add up or a name is not in the schema.
+    ``prompts`` are asked for a few at a time, and again each time, when their tokens are laid out. Of each prompt there is one
+    number in ``lengths``, in ``fingerprints``, which tell it from others, and under each name of ``details``; ``roles`` says
+    whether any has roles. ``lam`` is ``[layers, heads]``; ``snapshots`` the packed tokens, rising, whose state is kept;
+    ``vectors`` the dtype of ``read``, "none" without it; ``edit_inputs`` whether ``v`` and ``beta`` have an edit axis. ``attrs``
+    determine the numbers (a run resumes only what has the same); ``provenance`` (the command, the path) does not. Raises
+    StoreError if there is not one length ≥ 1 for each prompt or a name is not in the schema.
     """
 
     names: tuple[str, ...]
@@ -34,10 +51,11 @@ class Layout:
     heads: int
     key: int
     value: int
-    tokens: np.ndarray
+    prompts: Sequence[Packed]
     lengths: np.ndarray
+    fingerprints: np.ndarray
     edits: int = 1
-    roles: np.ndarray | None = None
+    roles: bool = False
     details: Mapping[str, np.ndarray] = field(default_factory=dict)
     lam: np.ndarray | None = None
     snapshots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -50,8 +68,9 @@ class Layout:
         unknown = [name for name in self.names if name not in schema.VARIABLES or schema.VARIABLES[name].static]
         if unknown:
             raise StoreError(f"store layout: expected names of traced variables, found {', '.join(unknown)}")
-        if not len(self.tokens) or min(self.lengths) < 1 or sum(self.lengths) != len(self.tokens):
-            raise StoreError(f"store layout: expected lengths ≥ 1 that add up to {len(self.tokens)}, found {sum(self.lengths)}")
+        if not len(self.prompts) or len(self.lengths) != len(self.prompts) or min(self.lengths) < 1:
+            found = f"{len(self.prompts)} prompts and {len(self.lengths)} lengths from {min(self.lengths, default=0)}"
+            raise StoreError(f"store layout: expected prompts and for each a length ≥ 1, found {found}")
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
@@ -59,9 +78,14 @@ class Layout:
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
 
     @cached_property
-    def marks(self) -> np.ndarray:
-        """The packed token of every mark."""
-        return schema.mark_tokens(self.lengths)
+    def cu_marks(self) -> np.ndarray:
+        """First mark of each prompt and the end of the last, ``[prompts + 1]``."""
+        return np.concatenate([[0], np.cumsum(-(-self.lengths // schema.MARK))]).astype(np.int64)
+
+    def marks_before(self, token: int) -> int:
+        """How many marks come before a packed token."""
+        prompt = int(np.searchsorted(self.cu_seqlens, token, "right")) - 1
+        return int(self.cu_marks[prompt]) + (token - int(self.cu_seqlens[prompt])) // schema.MARK
 
     @cached_property
     def rows(self) -> dict[str, Variable]:
@@ -69,27 +93,16 @@ class Layout:
         return {key: schema.variable(key, vectors=self.vectors, edit_inputs=self.edit_inputs) for key in (*self.names, "done")}
 
     @cached_property
-    def static(self) -> dict[Variable, np.ndarray]:
-        """What is known already."""
-        index = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        values = {
-            "layer": self.layers,
-            "token_id": self.tokens,
-            "position": np.arange(len(self.tokens)) - self.cu_seqlens[index],
-            "prompt_index": index,
-            "cu_seqlens": self.cu_seqlens,
-            "mark_token": self.marks,
-            "role": self.roles,
-            "lambda": self.lam,
-            "states/snapshot_token": self.snapshots if "states/state" in self.names else None,
-        }
-        known = {schema.variable(key): np.asarray(x) for key, x in values.items() if x is not None}
-        return known | {schema.detail(name): np.asarray(x) for name, x in self.details.items()}
+    def static(self) -> tuple[Variable, ...]:
+        """The variables that are known already, by key."""
+        keys = ["layer", "token_id", "position", "prompt_index", "cu_seqlens", "mark_token"] + ["role"] * self.roles
+        keys += ["lambda"] * (self.lam is not None) + ["states/snapshot_token"] * ("states/state" in self.names)
+        return (*map(schema.variable, keys), *map(schema.detail, self.details))
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The length of every dimension, ``block`` included."""
-        return self._extents | {"block": -(-len(self.tokens) // self.block)}
+        return self._extents | {"block": -(-self._extents["token"] // self.block)}
 
     @cached_property
     def block(self) -> int:
@@ -100,8 +113,8 @@ class Layout:
     def _extents(self) -> dict[str, int]:
         return {
             "layer": len(self.layers), "head": self.heads, "key": self.key, "value": self.value, "edit": self.edits,
-            "token": len(self.tokens), "prompt": len(self.lengths), "boundary": len(self.lengths) + 1,
-            "mark": len(self.marks), "snapshot": len(self.snapshots),
+            "token": int(self.cu_seqlens[-1]), "prompt": len(self.lengths), "boundary": len(self.lengths) + 1,
+            "mark": int(self.cu_marks[-1]), "snapshot": len(self.snapshots),
         }  # fmt: skip
 
     @cached_property
@@ -117,7 +130,7 @@ class Layout:
             "edits": self.edits,
             "vectors": self.vectors,
             "variables": sorted({*self.rows} | {row.key for row in self.static}),
-            "prompts_digest": _digest(self.tokens, self.lengths, *([] if self.roles is None else [self.roles])),
+            "prompts_digest": _digest(self.fingerprints),
             "snapshots_digest": _digest(self.snapshots),
         }
         attrs: dict[str, object] = json.loads(json.dumps({**own, **self.attrs}))
@@ -127,22 +140,53 @@ class Layout:
         """Create the store at ``root``: all metadata with its final shapes, and what is known already."""
         group = zarr.create_group(root, zarr_format=3)
         groups = sorted({row.group for row in self.rows.values()})
+        known: dict[str, list[zarr.Array[Any]]] = defaultdict(list)
         for name in groups:
             here = group.require_group(name) if name else group
             static = [row for row in self.static if row.group == name or (not row.group and row.coordinate)]
             traced = [row for row in self.rows.values() if row.group == name]
             for row in (*static, *traced):
                 array = self._create(here, row)
-                if row in self.static:
-                    values = self.static[row]
-                    array[:] = values.astype(object) if row.dtype == "str" else values.astype(row.dtype)
+                if row in static:
+                    known[row.key].append(array)
             coordinates = [row.name for row in (*static, *traced) if row.coordinate and (row.name,) != row.dims]
             here.update_attributes({"coordinates": " ".join(coordinates)})
+        for key, start, values in self._values():
+            for array in known[key]:
+                array[start : start + len(values)] = values.astype(array.dtype)
         group.update_attributes({**json.loads(json.dumps(self.provenance)), **self.identity})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
             for name in groups[::-1]:
                 zarr.consolidate_metadata(group.store, path=name)
+
+    def _values(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """What is known already: key, place and values, those of tokens and marks a few prompts at a time."""
+        whole = {"layer": self.layers, "cu_seqlens": self.cu_seqlens, "lambda": self.lam, "states/snapshot_token": self.snapshots}
+        whole |= self.details
+        for row in self.static:
+            if row.key in whole:
+                yield row.key, 0, np.asarray(whole[row.key])
+        for first, last in self._groups():
+            prompts, lengths = self.prompts[first:last], self.lengths[first:last]
+            start, index = int(self.cu_seqlens[first]), np.repeat(np.arange(first, last), lengths)
+            tokens, roles = zip(*((prompt.tokens, prompt.roles) for prompt in prompts), strict=True)
+            yield "token_id", start, np.concatenate(tokens)
+            yield "position", start, np.arange(start, start + len(index)) - self.cu_seqlens[index]
+            yield "prompt_index", start, index
+            yield "mark_token", self.marks_before(start), start + schema.mark_tokens(lengths)
+            if self.roles:
+                named = (np.full(n, "") if x is None else x for n, x in zip(lengths, roles, strict=True))
+                yield "role", start, np.concatenate([*named])
+
+    def _groups(self) -> Iterator[tuple[int, int]]:
+        """First prompt of each group, and the one after its last."""
+        first = 0
+        while first < len(self.lengths):
+            full = int(np.searchsorted(self.cu_seqlens, self.cu_seqlens[first] + GROUP, "right")) - 1
+            last = max(full, first + 1)
+            yield first, last
+            first = last
 
     def _create(self, group: zarr.Group, row: Variable) -> "zarr.Array[Any]":
         described = {"long_name": row.long_name, "units": row.units, "formula": row.formula}
@@ -159,9 +203,6 @@ class Layout:
         )
 
 
-def _digest(*arrays: np.ndarray) -> str:
-    """Of values alone: neither the integer type nor the width of a string matters."""
-    digest = hashlib.sha256()
-    for x in arrays:
-        digest.update("\0".join(x).encode() if x.dtype.kind in "UOT" else x.astype("<i8").tobytes())
-    return digest.hexdigest()
+def _digest(x: np.ndarray) -> str:
+    """Of values alone: the integer type does not matter."""
+    return hashlib.sha256(x.astype("<i8").tobytes()).hexdigest()

@@ -88,7 +88,7 @@ class Writer:
     def first_token(self) -> int:
         """Start of the first block that is not done; all tokens of a finished store."""
         blocks = len(self._done) if self._done.all() else int(np.argmin(self._done))
-        return min(blocks * self.layout.block, len(self.layout.tokens))
+        return min(blocks * self.layout.block, self.layout.sizes["token"])
 
     def write(self, name: str, values: np.ndarray, *, layer: int, start: int) -> None:
         """Take what one layer recorded of the tokens from ``start`` on, ``[t, head, ...]``.
@@ -113,8 +113,7 @@ class Writer:
         The first of them is the first at or after token ``start``.
         """
         row = self.layout.rows[name]
-        tokens = self.layout.marks if "mark" in row.dims else self.layout.snapshots
-        first, fresh = np.searchsorted(tokens, [start, max(start, self._resumed_at)])
+        first, fresh = (self._before(row, token) for token in (start, max(start, self._resumed_at)))
         if fresh < first + len(values):
             with self._disk():
                 self._arrays[name][self.layout.layers.index(layer), fresh : first + len(values)] = values[fresh - first :]
@@ -132,7 +131,7 @@ class Writer:
         """
         rows = {key: row for key, row in self.layout.rows.items() if "token" in row.dims}
         for block in np.flatnonzero(~self._done).tolist():
-            if min((block + 1) * self.layout.block, len(self.layout.tokens)) > tokens_complete:
+            if min((block + 1) * self.layout.block, self.layout.sizes["token"]) > tokens_complete:
                 break
             written = self._written.pop(block, Counter())
             missing = [key for key in rows if written[key] * self._layers_in_chunk(key) < self._layers(key)]
@@ -148,7 +147,9 @@ class Writer:
         Raises StoreError if tokens are missing.
         """
         if not self._done.all():
-            raise StoreError(f"{self.path}: expected {len(self.layout.tokens)} tokens to be complete, found {self.first_token}")
+            raise StoreError(
+                f"{self.path}: expected {self.layout.sizes['token']} tokens to be complete, found {self.first_token}"
+            )
         if self._root != self.path:
             with self._disk():
                 place.replace(self.path)
@@ -169,9 +170,13 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _before(self, row: Variable, token: int) -> int:
+        """How many of the variable's marks or snapshots come before a token."""
+        return self.layout.marks_before(token) if "mark" in row.dims else int(np.searchsorted(self.layout.snapshots, token))
+
     def _cast(self, row: Variable, values: np.ndarray, layer: int, start: int) -> np.ndarray:
         expected = (len(values), *(self.layout.sizes[dim] for dim in row.dims[2:]))
-        if values.shape != expected or start + len(values) > len(self.layout.tokens):
+        if values.shape != expected or start + len(values) > self.layout.sizes["token"]:
             raise StoreError(f"{row.key}, layer {layer}, token {start}: expected shape {expected}, found {values.shape}")
         with np.errstate(over="ignore"):
             cast = values.astype(row.dtype, copy=False)
@@ -185,7 +190,7 @@ class Writer:
 
     def _gather(self, row: Variable, values: np.ndarray, chunk: int, at: int, start: int) -> None:
         """Spread values over the buffers of their blocks, at place ``at`` of the layers of ``chunk``, and write the full ones."""
-        size, end = self.layout.block, len(self.layout.tokens)
+        size, end = self.layout.block, self.layout.sizes["token"]
         for block in range(start // size, -(-(start + len(values)) // size)):
             if self._done[block]:
                 continue
@@ -228,7 +233,7 @@ class Writer:
         try:
             yield
         except OSError as error:
-            whole = f"{self.first_token} of {len(self.layout.tokens)} tokens are complete, and --resume goes on from there"
+            whole = f"{self.first_token} of {self.layout.sizes['token']} tokens are complete, and --resume goes on from there"
             kept = whole if self._root == self.path else "the store that was to be replaced is as it was"
             raise StoreError(f"{self.path}: writing failed: {error.strerror or error}; {kept}") from error
 

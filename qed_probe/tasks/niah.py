@@ -6,14 +6,14 @@ words, a number of seven digits. Of our own are the word lists, and that a sampl
 haystack is a window around the needle into an endless one, whole lines next to the needle and a cut one at either end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
-from qed_probe.tasks.prompts import Prompt
+from qed_probe.tasks.prompts import LazyPrompts, Prompt
 
 DIGITS = 7
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -47,8 +47,8 @@ class _Sample:
     depth: float
 
 
-def niah_prompts(length: int, samples: int, seed: int, *, depth: float | None = None) -> list[Prompt]:
-    """Fresh samples of ``length`` bytes each, the seven digits of the answer included as the last.
+def niah_prompts(length: int, samples: int, seed: int, *, depth: float | None = None) -> Sequence[Prompt]:
+    """Fresh samples of ``length`` bytes, each made when it is asked for, the seven digits of the answer included as the last.
 
     ``depth`` in [0, 1] is the share of the noise that comes before the needle, drawn uniformly unless given. Sample i depends on
     ``length``, ``seed``, i and ``depth`` alone. Roles are noise, needle, question (the opening instruction included) and
@@ -56,7 +56,7 @@ def niah_prompts(length: int, samples: int, seed: int, *, depth: float | None = 
     or a depth outside [0, 1].
     """
     _check(length, samples, seed, depth)
-    return [_prompt(_sample(length, (seed, index), depth)) for index in range(samples)]
+    return LazyPrompts(samples, lambda index: _prompt(_sample(length, (seed, index), depth)))
 
 
 def niah_tokens(length: int, indices: Iterable[int], seed: int) -> NDArray[np.int64]:
@@ -97,12 +97,10 @@ def _noise(size: int, line: str, *, end: bool = False) -> str:
 
 def _prompt(sample: _Sample) -> Prompt:
     length = len(sample.text)
-    roles = np.full(length, "noise", "<U8")
-    roles[: len(INSTRUCTION)] = "question"
-    roles[sample.needle] = "needle"
-    roles[sample.question :] = "question"
-    answer = slice(length - DIGITS, length)
-    roles[answer] = "answer"
+    answer, needle = slice(length - DIGITS, length), sample.needle
+    parts = ["question", "noise", "needle", "noise", "question", "answer"]
+    ends = [len(INSTRUCTION), needle.start, needle.stop, sample.question, answer.start, length]
+    roles = np.repeat(parts, np.diff(ends, prepend=0))
     tokens = np.frombuffer(sample.text, np.uint8).astype(np.int64)
     return Prompt(tokens, roles, answer, {"length": float(length), "depth": float(sample.depth)})
 

@@ -1,10 +1,16 @@
 """Prompts and the files they come from; everything a user can get wrong in a prompt is refused here."""
 
+import contextlib
+import hashlib
+import io
 import json
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +31,39 @@ class Prompt:
     answer: slice | None = None
     details: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def fingerprint(self) -> int:
+        """64 bits that tell these ids and roles from others; neither the integer type nor the width of a string matters."""
+        digest = hashlib.sha256(np.asarray(self.tokens, "<i4").tobytes())
+        if self.roles is not None:
+            roles = np.asarray(self.roles)
+            begun = np.flatnonzero(np.append(True, roles[1:] != roles[:-1]))
+            digest.update(begun.astype("<i8").tobytes())
+            digest.update("\0".join(roles[begun]).encode())
+        return int.from_bytes(digest.digest()[:8], "little", signed=True)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyPrompts(Sequence[Prompt]):
+    """``length`` prompts of which ``make(index)`` makes one whenever it is asked for; none is kept."""
+
+    length: int
+    make: Callable[[int], Prompt]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return map(self.make, range(self.length))
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> "LazyPrompts": ...
+    def __getitem__(self, index: int | slice) -> "Prompt | LazyPrompts":
+        which = range(self.length)[index]
+        return self.make(which) if isinstance(which, int) else LazyPrompts(len(which), lambda at: self.make(which[at]))
+
 
 class Tokenizer(Protocol):
     """Whatever turns text into token ids."""
@@ -33,7 +72,7 @@ class Tokenizer(Protocol):
         """Token ids of a text, int64 ``[T]``."""
 
 
-def text_prompts(texts: Iterable[str], tokenizer: Tokenizer | None) -> list[Prompt]:
+def text_prompts(texts: Iterable[str], tokenizer: Tokenizer | None) -> Sequence[Prompt]:
     """One prompt a text.
 
     Raises InputError if there is no text or an empty one, or no tokenizer.
@@ -41,40 +80,70 @@ def text_prompts(texts: Iterable[str], tokenizer: Tokenizer | None) -> list[Prom
     return _some([Prompt(_encode(text, tokenizer, f"text {i}")) for i, text in enumerate(texts, 1)], "--text")
 
 
-def file_prompts(path: str | Path, tokenizer: Tokenizer | None) -> list[Prompt]:
-    """One prompt a line of a UTF-8 file.
+def file_prompts(path: str | Path, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
+    """One prompt a line of a UTF-8 file, which is read again for each prompt that is asked for.
 
     A line is plain text, or, in a ``.jsonl`` file, an object with ``"text"`` or ``"tokens"``, a list of ids, which needs no
     tokenizer. Raises InputError, with file and line, for a file that cannot be read or is not UTF-8, an empty prompt and a line
     that holds no prompt.
     """
     path = Path(path)
+    opened, starts = _opener(path), array("q")
     read = _json_line if path.suffix == ".jsonl" else _encode
-    lines = enumerate(_lines(path), 1)
-    return _some([Prompt(read(line, tokenizer, f"{path}, line {number}")) for number, line in lines], str(path))
+
+    def parse(line: bytes, index: int) -> Prompt:
+        where = f"{path}, line {index + 1}"
+        return Prompt(read(_text(line, index, where), tokenizer, where))
+
+    def make(index: int) -> Prompt:
+        with opened() as file:
+            file.seek(starts[index])
+            return parse(file.readline(), index)
+
+    start = 0
+    with opened() as file:
+        for index, line in enumerate(file):
+            parse(line, index)
+            starts.append(start)
+            start += len(line)
+    return _some(LazyPrompts(len(starts), make), str(path))
 
 
-def token_prompts(path: str | Path, vocab_size: int) -> list[Prompt]:
-    """Prompts of a ``.npy`` file of integer ids: ``[T]`` is one prompt, ``[N, T]`` is one a row.
+def token_prompts(path: str | Path, vocab_size: int) -> Sequence[Prompt]:
+    """Prompts of a memory-mapped ``.npy`` file of integer ids: ``[T]`` is one prompt, ``[N, T]`` is one a row.
 
     Raises InputError for a file that is not such an array, an empty one, and ids outside ``[0, vocab_size)``.
     """
-    prompts = [Prompt(row.astype(np.int64)) for row in np.atleast_2d(open_ids(path)) if row.size]
+    rows = np.atleast_2d(open_ids(path))
+    prompts = LazyPrompts(len(rows) if rows.size else 0, lambda index: Prompt(rows[index].astype(np.int64)))
     check_prompts(_some(prompts, str(path)), vocab_size)
     return prompts
 
 
 def check_prompts(prompts: Sequence[Prompt], vocab_size: int) -> None:
-    """Raise InputError for no prompts, one without tokens, and, with prompt and token, an id outside ``[0, vocab_size)``."""
-    if not prompts:
+    """Raise InputError for prompts that ``checked`` refuses."""
+    for _ in checked(prompts, vocab_size):
+        pass
+
+
+def checked(prompts: Sequence[Prompt], vocab_size: int) -> Iterator[Prompt]:
+    """Each prompt, once it is known to be sound.
+
+    Raises InputError for no prompts, one without tokens or with more or fewer roles, and, with prompt and token, an id outside
+    ``[0, vocab_size)``.
+    """
+    if not len(prompts):
         raise InputError("expected at least one prompt, found none")
     for number, prompt in enumerate(prompts, 1):
         if not len(prompt.tokens):
             raise InputError(f"expected at least one token in each prompt, found none in prompt {number}")
+        if prompt.roles is not None and len(prompt.roles) != len(prompt.tokens):
+            raise InputError(f"prompt {number}: expected {len(prompt.tokens)} roles, one a token, found {len(prompt.roles)}")
         outside = np.flatnonzero((prompt.tokens < 0) | (prompt.tokens >= vocab_size))
         if outside.size:
             found = f"found {prompt.tokens[outside[0]]} in prompt {number}, token {outside[0]}"
             raise InputError(f"expected token ids from 0 to {vocab_size - 1}, the model's vocabulary; {found}")
+        yield prompt
 
 
 def open_ids(path: str | Path) -> NDArray[np.integer]:
@@ -94,15 +163,30 @@ def open_ids(path: str | Path) -> NDArray[np.integer]:
     return ids
 
 
-def _lines(path: Path) -> list[str]:
+def _opener(path: Path) -> Callable[[], AbstractContextManager[BinaryIO]]:
+    """What opens the file, as often as it is called; a pipe, which can be read only once, is kept."""
+    with _opened(path) as file:
+        if file.seekable():
+            return partial(_opened, path)
+        kept = file.read()
+    return lambda: io.BytesIO(kept)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise InputError(f"expected a file of prompts at {path}; {_reason(error)}") from error
+
+
+def _text(line: bytes, index: int, where: str) -> str:
+    """A line without its end, and the first one without its byte order mark."""
+    try:
+        return line.removesuffix(b"\r\n").removesuffix(b"\n").decode("utf-8" if index else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} in {path}, line {line}") from error
-    return text.removesuffix("\n").replace("\r\n", "\n").split("\n") if text else []
+        raise InputError(f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} in {where}") from error
 
 
 def _json_line(line: str, tokenizer: Tokenizer | None, where: str) -> NDArray[np.int64]:
@@ -141,7 +225,7 @@ def _encode(text: str, tokenizer: Tokenizer | None, where: str) -> NDArray[np.in
         raise InputError(f"expected text that UTF-8 can hold, found a lone surrogate in {where}") from error
 
 
-def _some(prompts: list[Prompt], where: str) -> list[Prompt]:
+def _some(prompts: Sequence[Prompt], where: str) -> Sequence[Prompt]:
     if not prompts:
         raise InputError(f"expected at least one prompt, found none in {where}")
     return prompts

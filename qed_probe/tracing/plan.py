@@ -2,7 +2,7 @@
 
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,8 @@ from qed_probe.models.device import find_device
 from qed_probe.models.language import LanguageModel
 from qed_probe.store import schema
 from qed_probe.store.layout import Layout
-from qed_probe.tasks.prompts import Prompt, check_prompts
+from qed_probe.tasks.prompts import Prompt
+from qed_probe.tasks.survey import Survey, survey, unchanged
 from qed_probe.tracing.inputs import inputs
 
 PACK = 8192
@@ -51,13 +52,12 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Plan:
-    """A model that is ready, the layout of its store, and the prompts of each forward pass."""
+    """A model that is ready, the layout of its store, and the prompts, which are made again each time they are asked for."""
 
     model: LanguageModel
     device: torch.device
     layout: Layout
     prompts: Sequence[Prompt]
-    packs: list[slice]
     seed: int
 
 
@@ -79,6 +79,30 @@ def make_plan(
 
     Raises InputError for what cannot be run, and CheckpointError.
     """
+    _check_settings(dtype, vectors, strength, seed)
+    place = find_device(device)
+    known = survey(prompts, checkpoints.read_config(checkpoint).vocab_size)
+    prompts = unchanged(prompts, known.fingerprints)
+    model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
+    chosen = _layers(model, layers)
+    for mixer in model.mixers.values():
+        mixer.strength = strength
+    _check_fit(model, known.lengths, place)
+    layout = _layout(
+        model,
+        chosen,
+        prompts,
+        known,
+        vectors=vectors,
+        save_inputs=save_inputs,
+        state_at=state_at,
+        attrs=_identity(model, checkpoint, dtype, place) | {"strength": float(strength)},
+        provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
+    )
+    return Plan(model, place, layout, prompts, seed)
+
+
+def _check_settings(dtype: str, vectors: str, strength: float, seed: int) -> None:
     if dtype not in DTYPES:
         raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     if vectors not in VECTORS:
@@ -87,38 +111,45 @@ def make_plan(
         raise InputError(f"strength: expected a finite number, found {strength}")
     if seed < 0:
         raise InputError(f"seed: expected at least 0, found {seed}")
-    place = find_device(device)
-    check_prompts(prompts, checkpoints.read_config(checkpoint).vocab_size)
-    model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
-    chosen = _layers(model, layers)
-    for mixer in model.mixers.values():
-        mixer.strength = strength
-    lengths = np.array([len(prompt.tokens) for prompt in prompts])
-    _check_fit(model, lengths, place)
+
+
+def _layout(
+    model: LanguageModel,
+    chosen: tuple[int, ...],
+    prompts: Sequence[Prompt],
+    known: Survey,
+    *,
+    vectors: str,
+    save_inputs: bool,
+    state_at: Sequence[int],
+    attrs: dict[str, object],
+    provenance: dict[str, object],
+) -> Layout:
+    """What a trace of this model writes, and in which shapes."""
     first, config = _look(model, chosen[0]), model.config
     names = [name for name in first.observation.records if name != "read" or vectors != "none"]
     names += list(inputs(first)) if save_inputs else []
     names += ["nll"] + ["token_text"] * (config.tokenizer == "bytes") + ["states/state"] * (len(state_at) > 0)
-    names += ["correct"] * any(prompt.answer is not None for prompt in prompts)
-    layout = Layout(
+    names += ["correct"] * known.answers
+    return Layout(
         names=tuple(names),
         layers=chosen,
         heads=config.heads,
         key=config.key_dim,
         value=config.value_dim,
-        tokens=np.concatenate([prompt.tokens for prompt in prompts]),
-        lengths=lengths,
+        prompts=prompts,
+        fingerprints=known.fingerprints,
+        lengths=known.lengths,
         edits=edits(first.mixer, first.observation.tokens).k.shape[-2],
-        roles=_roles(prompts),
-        details=_details(prompts),
+        roles=known.roles,
+        details=known.details,
         lam=np.stack([model.mixers[layer].lam().detach().cpu().numpy() for layer in chosen]),
-        snapshots=_snapshots(lengths, state_at),
+        snapshots=_snapshots(known.lengths, state_at),
         vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
-        attrs=_identity(model, checkpoint, dtype, place) | {"strength": float(strength), "scale": first.scale},
-        provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
+        attrs={**attrs, "scale": first.scale},
+        provenance=provenance,
     )
-    return Plan(model, place, layout, prompts, _packs(lengths), seed)
 
 
 def _identity(model: LanguageModel, checkpoint: str | Path | None, dtype: str, device: torch.device) -> dict[str, object]:
@@ -146,17 +177,16 @@ def _look(model: LanguageModel, layer: int) -> Captured:
     return seen[0]
 
 
-def _packs(lengths: Iterable[int]) -> list[slice]:
+def packs(lengths: Iterable[int]) -> Iterator[slice]:
     """Prompts of one forward each; they depend on the prompts alone, so that a resumed run repeats the same arithmetic."""
-    packs, start, filled = [], 0, 0
-    lengths = list(lengths)
+    start, filled, index = 0, 0, -1
     for index, length in enumerate(lengths):
         size = -(-length // schema.MARK) * schema.MARK
         if filled and filled + size > PACK:
-            packs.append(slice(start, index))
+            yield slice(start, index)
             start, filled = index, 0
         filled += size
-    return [*packs, slice(start, len(lengths))]
+    yield slice(start, index + 1)
 
 
 def _layers(model: LanguageModel, asked: Sequence[int] | None) -> tuple[int, ...]:
@@ -189,21 +219,10 @@ def _free_memory() -> int | None:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def _roles(prompts: Sequence[Prompt]) -> NDArray[np.str_] | None:
-    if all(prompt.roles is None for prompt in prompts):
-        return None
-    return np.concatenate([np.full(len(p.tokens), "") if p.roles is None else p.roles for p in prompts])
-
-
-def _details(prompts: Sequence[Prompt]) -> dict[str, NDArray[np.float64]]:
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.details)
-    return {name: np.array([prompt.details.get(name, np.nan) for prompt in prompts]) for name in names}
-
-
 def _snapshots(lengths: NDArray[np.int64], positions: Sequence[int]) -> NDArray[np.int64]:
     """Packed tokens of these positions, in every prompt that reaches them."""
     for position in positions:
-        if not 0 <= position < max(lengths):
-            raise InputError(f"state-at: expected positions from 0 to {max(lengths) - 1}, found {position}")
-    starts = np.cumsum(lengths) - lengths
-    return np.array([s + p for s, n in zip(starts, lengths, strict=True) for p in sorted(set(positions)) if p < n], np.int64)
+        if not 0 <= position < lengths.max():
+            raise InputError(f"state-at: expected positions from 0 to {lengths.max() - 1}, found {position}")
+    starts, wanted = np.cumsum(lengths) - lengths, np.unique(np.array(positions, np.int64))
+    return (starts[:, None] + wanted)[wanted < lengths[:, None]]

@@ -23,7 +23,7 @@ from qed_probe.store.layout import Layout
 from qed_probe.store.writer import Writer
 from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.inputs import inputs
-from qed_probe.tracing.plan import Plan, Settings, make_plan
+from qed_probe.tracing.plan import Plan, Settings, make_plan, packs
 
 Progress = Callable[[int, int], None]
 """Called with the tokens done and their total."""
@@ -59,13 +59,14 @@ def trace(
     plan = make_plan(checkpoint, prompts, **settings)
     going_on = resume and Path(output).exists()
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
-        left = [pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > store.first_token]
-        for pack in left:
-            _run(plan, pack, store, first=pack == left[0])
+        total, resumed_at = plan.layout.sizes["token"], store.first_token
+        left = (pack for pack in packs(plan.layout.lengths) if plan.layout.cu_seqlens[pack.stop] > resumed_at)
+        for number, pack in enumerate(left):
+            _run(plan, pack, store, first=number == 0)
             done = int(plan.layout.cu_seqlens[pack.stop])
             store.commit(done)
             if progress is not None:
-                progress(done, len(plan.layout.tokens))
+                progress(done, total)
         store.finish()
     return reader.open(output)
 
@@ -73,25 +74,28 @@ def trace(
 def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **settings: Unpack[Settings]) -> Estimate:
     """Say what ``trace`` would cost, from the store's layout and a timed pass over its first tokens, at most 1024."""
     plan = make_plan(checkpoint, prompts, **settings)
-    layout = plan.layout
+    layout, total = plan.layout, plan.layout.sizes["token"]
     sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
-    ids = torch.from_numpy(layout.tokens[:1024])[None].to(plan.device)
+    some = plan.prompts[: int(np.searchsorted(layout.cu_seqlens, 1024))]
+    ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in some])[:1024])[None].to(plan.device)
     seconds = math.inf
     for _ in range(2):  # the first pass warms up
         begun = time.perf_counter()
         with torch.inference_mode(), capture(plan.model, lambda _: None, layout.layers):
             plan.model.logits(plan.model(ids)).argmax().item()
         seconds = time.perf_counter() - begun
-    return Estimate(len(layout.tokens), sum(sizes), seconds / ids.shape[1] * len(layout.tokens))
+    return Estimate(total, sum(sizes), seconds / ids.shape[1] * total)
 
 
 def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
     """Forward whole prompts, packed in one row, check what was seen of them and write it."""
     layout = plan.layout
     begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
-    ids = torch.from_numpy(layout.tokens[begin:end])[None].to(plan.device)
+    prompts = [*plan.prompts[pack]]
+    tokens = np.concatenate([prompt.tokens for prompt in prompts])
+    ids = torch.from_numpy(tokens)[None].to(plan.device)
     boundaries = torch.from_numpy(layout.cu_seqlens[pack.start : pack.stop + 1] - begin).to(plan.device)
-    snapshots = layout.snapshots[(layout.snapshots >= begin) & (layout.snapshots < end)]
+    snapshots = layout.snapshots[slice(*np.searchsorted(layout.snapshots, [begin, end]))]
     sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
 
     def sink(captured: Captured) -> None:
@@ -107,9 +111,9 @@ def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
         nll, hit = _likelihood(plan.model, hidden[0], ids[0], boundaries)
     store.write_tokens("nll", nll, start=begin)
     if "token_text" in layout.names:
-        store.write_tokens("token_text", ByteTokenizer().pieces(layout.tokens[begin:end]), start=begin)
+        store.write_tokens("token_text", ByteTokenizer().pieces(tokens), start=begin)
     if "correct" in layout.names:
-        spans = zip(plan.prompts[pack], layout.cu_seqlens[pack] - begin, strict=True)
+        spans = zip(prompts, layout.cu_seqlens[pack] - begin, strict=True)
         right = [np.nan if p.answer is None else float(hit[at : at + len(p.tokens)][p.answer].all()) for p, at in spans]
         store.write_prompts("correct", np.array(right, np.float32), start=pack.start)
 

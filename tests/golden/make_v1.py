@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 
-from qed_probe.store import writer
+from qed_probe.store import schema, writer
 from qed_probe.store.layout import Layout
+from qed_probe.tasks import Prompt
 
 RECORDS = ("rho", "eigenvalue", "log_decay", "output_norm", "edit_eigenvalue")
 INPUTS = ("inputs/q", "inputs/g", "inputs/k", "inputs/a", "inputs/u", "inputs/o")
@@ -21,6 +22,9 @@ def ramp(layer: int, places: np.ndarray, *shape: int) -> np.ndarray:
 
 
 def main(path: str) -> None:
+    ids = np.arange(80) % 64 + 32
+    roles = np.array(["noise"] * 40 + ["needle"] * 30 + ["question"] * 6 + ["answer"] * 4)
+    prompts = [Prompt(ids[:70], roles[:70]), Prompt(ids[70:], roles[70:])]
     layout = Layout(
         names=(*RECORDS, "read", "state_norm", "nll", "token_text", "correct", *INPUTS, "states/state"),
         layers=(0, 3),
@@ -28,9 +32,10 @@ def main(path: str) -> None:
         key=3,
         value=4,
         edits=2,
-        tokens=np.arange(80) % 64 + 32,
+        prompts=prompts,
         lengths=np.array([70, 10]),
-        roles=np.array(["noise"] * 40 + ["needle"] * 30 + ["question"] * 6 + ["answer"] * 4),
+        fingerprints=np.array([prompt.fingerprint for prompt in prompts]),
+        roles=True,
         details={"length": np.array([70, 10]), "depth": np.array([0.25, 1.0])},
         lam=np.array([[0.125, 0.25], [0.5, 1.0]]),
         snapshots=np.array([9, 79]),
@@ -50,10 +55,10 @@ def main(path: str) -> None:
         for layer in layout.layers:
             for name in (*RECORDS, "read", *INPUTS):
                 out.write(name, ramp(layer, tokens, 2, *axes.get(name, ())), layer=layer, start=0)
-            out.write_marks("state_norm", ramp(layer, layout.marks, 2), layer=layer, start=0)
+            out.write_marks("state_norm", ramp(layer, schema.mark_tokens(layout.lengths), 2), layer=layer, start=0)
             out.write_marks("states/state", ramp(layer, layout.snapshots, 2, 3, 4), layer=layer, start=0)
         out.write_tokens("nll", np.where(np.isin(tokens, [0, 70]), np.nan, tokens / 16), start=0)
-        out.write_tokens("token_text", [chr(c) for c in layout.tokens], start=0)
+        out.write_tokens("token_text", [chr(c) for c in ids], start=0)
         out.write_prompts("correct", np.array([1.0, 0.0]), start=0)
         out.commit(80)
         out.finish()
