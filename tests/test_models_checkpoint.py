@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,11 @@ def small(mixer: str = "qed") -> LanguageModel:
     torch.manual_seed(0)
     sizes = {"hidden": 24, "layers": 2, "heads": 2, "key_dim": 8, "value_dim": 6, "ffn": 32, "vocab_size": 64}
     return LanguageModel(ModelConfig.from_dict({"mixer": mixer, "tokenizer": "none", **sizes}))
+
+
+def test_loading_does_not_wait_for_torchs_compiler() -> None:
+    code = "import sys; from qed_probe.models.checkpoint import load; load(); sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("mixer", NATIVE)

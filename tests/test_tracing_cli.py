@@ -133,3 +133,20 @@ def test_stopped_and_resumed_is_as_undisturbed(place: Path, monkeypatch: pytest.
         assert (process.returncode, error) == (status, b"qed-probe: interrupted\n" if status == 130 else b"")
     subprocess.run(command, cwd=place / "stopped", check=True, capture_output=True)
     assert contents(place / "stopped") == contents(place / "still")
+
+
+def test_memory_that_runs_out_is_told_in_one_line(place: Path) -> None:
+    np.save(place / "long.npy", np.zeros(200_000, np.int64))
+    limited = (
+        "import resource, torch, qed_probe; qed_probe.read_config(); resource.setrlimit(resource.RLIMIT_DATA, (1 << 29,) * 2); "
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", limited + SMALL, "trace", "model", "--tokens", "long.npy"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    assert "prompts 1 to 1, in one pass: expected enough memory for it, found too little" in result.stderr
+    assert "Traceback" not in result.stderr

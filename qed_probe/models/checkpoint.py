@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.config import ModelConfig
@@ -67,8 +68,7 @@ def load(
         raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
     wanted = _layout(config, dtype)
     _check(found, wanted, path)
-    with torch.device("meta"):
-        model = LanguageModel(config)
+    model = _without_storage(config)
     model.load_state_dict({name: x.to(device, wanted[name].dtype) for name, x in found.items()}, assign=True)
     return model.eval()
 
@@ -129,9 +129,26 @@ def _section(path: Path, name: str) -> dict[str, Any]:
 
 
 def _layout(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The name, shape and dtype of every tensor of a model, without storage."""
-    with torch.device("meta"):
-        return LanguageModel(config).to(dtype).state_dict()
+    """The name, shape and dtype of every tensor of a model."""
+    return _without_storage(config).to(dtype).state_dict()
+
+
+class _NoRandomStart(TorchFunctionMode):
+    """Leaves weights that are about to be replaced as they are allocated."""
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _without_storage(config: ModelConfig) -> LanguageModel:
+    # Made on the CPU, where memory that is never touched costs nothing: on the meta device torch imports its compiler first.
+    with _NoRandomStart():
+        return LanguageModel(config).to("meta")
 
 
 def _check(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:

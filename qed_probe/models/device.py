@@ -1,5 +1,8 @@
 """Where a model runs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from qed_probe.errors import InputError
@@ -14,3 +17,15 @@ def find_device(name: str | torch.device) -> torch.device:
     if found.type == "meta":
         raise InputError("device: expected one that computes, found 'meta'")
     return found
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Raise InputError, naming what needed it, where memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has a type for a full GPU and, before 2.13 at least, none for a full host.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise InputError(f"{what}: expected enough memory for it, found too little") from error
+        raise

@@ -198,9 +198,10 @@ def _layers(model: LanguageModel, asked: Sequence[int] | None) -> tuple[int, ...
 
 
 def _check_fit(model: LanguageModel, lengths: NDArray[np.int64], device: torch.device) -> None:
-    """Refuse a prompt whose pass would not fit in memory; the factor is measured on the chunked form with records."""
+    """Refuse a prompt whose pass would not fit in memory; the factors are measured, a CPU works segment by segment."""
     config = model.config
-    per_token = 4 * (40 * config.heads * (config.key_dim + config.value_dim) + 8 * config.hidden)
+    held = 12 if device.type == "cpu" else 40
+    per_token = 4 * (held * config.heads * (config.key_dim + config.value_dim) + 8 * config.hidden)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     longest = int(lengths.argmax())
     if free is not None and lengths[longest] * per_token > free:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.models.capture import Captured, capture
+from qed_probe.models.device import enough_memory
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.selfcheck import check_heads, check_layer
 from qed_probe.models.tokenizer import ByteTokenizer
@@ -62,7 +63,8 @@ def trace(
         total, resumed_at = plan.layout.sizes["token"], store.first_token
         left = (pack for pack in packs(plan.layout.lengths) if plan.layout.cu_seqlens[pack.stop] > resumed_at)
         for number, pack in enumerate(left):
-            _run(plan, pack, store, first=number == 0)
+            with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"):
+                _run(plan, pack, store, first=number == 0)
             done = int(plan.layout.cu_seqlens[pack.stop])
             store.commit(done)
             if progress is not None:
