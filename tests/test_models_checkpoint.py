@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qed_probe.errors import CheckpointError
+from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.checkpoint import digest, load, read_config, read_provenance, save
 from qed_probe.models.config import NATIVE, ModelConfig
 from qed_probe.models.language import LanguageModel
@@ -180,3 +180,22 @@ def test_weights_that_a_narrow_dtype_cannot_hold_are_named(tmp_path: Path) -> No
     save(model, tmp_path)
     with pytest.raises(CheckpointError, match=r"found NaN or infinity in norm\.weight"):
         load(tmp_path, dtype=torch.float16)
+
+
+def test_saving_and_loading_draw_no_random_numbers(tmp_path: Path) -> None:
+    model = small("qed-rand")
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    save(model, tmp_path)
+    load(tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_config_of_an_impossible_size_is_one_line(tmp_path: Path) -> None:
+    save(small(), tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["model"]["vocab_size"] = 10**12
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="a model of this size: expected enough memory"):
+        load(tmp_path)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qed_probe.kernels import MIXERS, Tokens, edits, packing, recurrence, reference, run
+from qed_probe.errors import InputError
+from qed_probe.kernels import MIXERS, Tokens, cut, edits, packing, recurrence, reference, run
 from qed_probe.store import schema
 from tests.recurrences import error, make_tokens
 
@@ -244,3 +245,29 @@ def test_a_long_row_is_cut_into_segments() -> None:
     assert [span.sequences for span in spans] == [slice(1, 3), slice(2, 5), slice(4, 5), slice(4, 5)]
     assert spans[1].cu_seqlens.tolist() == [0, 65, 65, 961]
     compare("qed", make_tokens("qed", T=2200, H=1, K=8, V=4), TOLERANCE, cu_seqlens=torch.tensor([0, 100, 2200]))
+
+
+def test_segments_carry_the_state_in_the_working_dtype() -> None:
+    tokens, state = make_tokens("gdn", T=1100), torch.randn(1, 2, 8, 6).bfloat16()
+    seen = run(MIXERS["gdn"], tokens, initial_state=state)
+    assert seen.final_state.dtype == torch.float32
+    assert error(seen.y, reference("gdn", tokens, initial_state=state).y) < TOLERANCE
+
+
+@pytest.mark.parametrize("T", [100, 1100])
+def test_states_come_in_the_order_asked_for(T: int) -> None:
+    tokens, at = make_tokens("gdn", T=T), (T - 1, 3, 70)
+    seen = run(MIXERS["gdn"], tokens, states_at=at)
+    for token, found in zip(at, seen.states, strict=True):
+        assert error(found, run(MIXERS["gdn"], cut(tokens, slice(0, token + 1))).final_state[0]) < TOLERANCE
+    with pytest.raises(InputError, match=f"expected packed tokens from 0 to {T - 1}, found {T}"):
+        run(MIXERS["gdn"], tokens, states_at=(0, T))
+
+
+def test_gradients_flow_after_a_pass_without() -> None:
+    tokens = make_tokens("qed", T=7, B=2)
+    with torch.inference_mode():
+        run(MIXERS["qed"], tokens)
+    v = tokens.v.clone().requires_grad_()
+    torch.autograd.backward([run(MIXERS["qed"], replace(tokens, v=v)).y.sum()])
+    assert v.grad is not None

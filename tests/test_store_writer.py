@@ -300,6 +300,7 @@ with writer.create({str(path)!r}, store_run.make_layout(), overwrite={overwrite}
     ("change", "match"),
     [
         ({"names": ("rho", "rhoo", "layer")}, "found rhoo, layer"),
+        ({"details": {"rho": np.zeros(9)}}, "expected details with names of their own, found rho"),
         ({"lengths": np.array([70])}, "found 9 prompts and 1 lengths from 70"),
         ({"lengths": np.zeros(9, int)}, "found 9 prompts and 9 lengths from 0"),
         ({"prompts": [], "lengths": np.empty(0, int)}, "found 0 prompts and 0 lengths"),

@@ -211,6 +211,24 @@ def test_no_prompts_and_prompts_without_tokens_are_refused() -> None:
         check_prompts([Prompt(np.array([1])), Prompt(np.array([], np.int64))], 8)
 
 
+def test_a_fingerprint_tells_answers_details_and_roles_apart() -> None:
+    ids = np.array([5, 0, 0])
+    prompts = [
+        Prompt(ids),
+        Prompt(ids, answer=slice(1, 3)),
+        Prompt(ids, details={"depth": 0.1}),
+        Prompt(ids, details={"depth": 0.9}),
+        Prompt(ids[:1], np.array([""])),
+        Prompt(ids[:1]),
+    ]
+    assert len({prompt.fingerprint for prompt in prompts}) == len(prompts)
+
+
+def test_ids_of_another_type_are_refused() -> None:
+    with pytest.raises(InputError, match="expected int64 token ids, found int32 in prompt 1"):
+        check_prompts([Prompt(np.zeros(3, np.int32))], 256)
+
+
 def test_roles_are_one_a_token() -> None:
     with pytest.raises(InputError, match="prompt 1: expected 2 roles, one a token, found 1"):
         check_prompts([Prompt(np.array([1, 2]), np.array(["a"]))], 8)

@@ -5,7 +5,7 @@ M edits a token, P probes, N sequences.
 """
 
 from qed_probe.kernels.chunked import Read, recurrence
-from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, edits
+from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, cut, edits
 from qed_probe.kernels.records import Observation, run
 from qed_probe.kernels.reference import Reference, reference, replay
 
@@ -18,6 +18,7 @@ __all__ = [
     "Read",
     "Reference",
     "Tokens",
+    "cut",
     "edits",
     "recurrence",
     "reference",

@@ -102,7 +102,7 @@ def recurrence(
         decayed_a=none if probes is None else read(0, slice(M)),
         final_state=final,
         state_norm=norms,
-        states=_states(layout, states_at, starts, g.to(dtype).flatten(0, 1), c, wrote.flatten(0, 1)),
+        states=states(layout, states_at, starts, *(x.to(dtype).flatten(0, 1) for x in (g, k, wrote))),
     )
 
 
@@ -181,15 +181,15 @@ def _scan(layout: Grid, carry: Tensor, gain: Tensor, state: Tensor) -> tuple[Ten
     return layout.before(known), torch.linalg.vector_norm(known, dim=(-2, -1))[layout.marks], final
 
 
-def _states(layout: Grid, positions: tuple[int, ...], starts: Tensor, g: Tensor, c: Tensor, residual: Tensor) -> Tensor:
-    """The state right after each of these packed tokens, ``[positions, H, K, V]``."""
-    states = [starts[:0]]
+def states(layout: Grid, positions: tuple[int, ...], starts: Tensor, g: Tensor, k: Tensor, residual: Tensor) -> Tensor:
+    """The state right after each of these packed tokens, ``[positions, H, K, V]``, from those before their chunks."""
+    found = [starts[:0]]
     for token in positions:
         place = token if layout.slot is None else int(layout.slot[token])
         at, last = divmod(place, layout.size)
-        decay = g[token - last : token + 1].exp().flip(0).cumprod(0).flip(0)
-        since = torch.cat([decay[1:], torch.ones_like(decay[:1])]).transpose(0, 1)[:, :, None]
-        wrote = residual[token - last : token + 1]
-        writes = (c[at, :, : last + 1] * since).flatten(1, 2).transpose(-1, -2) @ wrote.transpose(0, 1).flatten(1, 2)
-        states.append((decay[0, :, :, None] * starts[at] + writes)[None])
-    return torch.cat(states)
+        part = slice(token - last, token + 1)
+        decay = g[part].exp().flip(0).cumprod(0).flip(0)
+        since = torch.cat([decay[1:], torch.ones_like(decay[:1])])[:, :, None]
+        keys, wrote = ((x.transpose(0, 1).flatten(1, 2)) for x in (k[part] * since, residual[part]))
+        found.append((decay[0, :, :, None] * starts[at] + keys.transpose(-1, -2) @ wrote)[None])
+    return torch.cat(found)

@@ -9,8 +9,8 @@ A token decays the memory ``S`` (``[K, V]`` a head), makes ``M`` rank-one edits 
 Sources: GDN-2 arXiv 2605.22791; QED arXiv 2608.13668, Eq. 4–15; EDA arXiv 2606.26560, Eq. 7–18.
 """
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -118,6 +118,16 @@ class Edits:
     base: Tensor
     d: Tensor | None
     address: int | None
+
+
+def cut(tokens: Tokens, part: slice) -> Tokens:
+    """The tokens of one span."""
+    by_token: dict[str, Any] = {
+        field.name: x[:, part]
+        for field in fields(tokens)
+        if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
+    }
+    return replace(tokens, **by_token)
 
 
 def edits(mixer: Mixer, tokens: Tokens) -> Edits:

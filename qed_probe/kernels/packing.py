@@ -96,8 +96,9 @@ def segments(ends: tuple[int, ...]) -> list[Segment]:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
-    """Lay packed sequences with these boundaries out in chunks of ``size`` tokens."""
+    """Lay packed sequences with these boundaries out in chunks of ``size`` tokens; what is cached here may meet gradients."""
     lengths = torch.tensor(ends).diff()
     counts = -(-lengths // size)
     first = counts.cumsum(0) - counts
@@ -118,3 +119,32 @@ def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
     # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
     picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
     return Grid(size, chunks, slot, order.to(device), picks, None if even else starts.to(device), after[marked].to(device))
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """The chunks of packed sequences: the ``first`` token and the ``size`` of each, which sequence's they are, and marks.
+
+    ``chunks`` ``[N + 1]`` bounds the chunks of each sequence, ``marked`` picks those that end at a mark.
+    """
+
+    first: Tensor
+    size: Tensor
+    chunks: Tensor
+    marked: Tensor
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def chunk_table(ends: tuple[int, ...], size: int, device: torch.device) -> ChunkTable:
+    """List the chunks of ``size`` tokens of packed sequences with these boundaries."""
+    lengths = torch.tensor(ends).diff()
+    counts = -(-lengths // size)
+    of_chunk = torch.repeat_interleave(torch.arange(len(lengths)), counts)
+    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    within = torch.arange(len(of_chunk)) - bounds[of_chunk]
+    left = lengths[of_chunk] - within * size
+    marked = (((within + 1) * size) % MARK == 0) | (left <= size)
+    first = torch.tensor(ends)[of_chunk] + within * size
+    columns = (first, left.clamp(max=size).int(), bounds, marked.nonzero()[:, 0])
+    return ChunkTable(*(x.to(device) for x in columns))

@@ -1,13 +1,14 @@
 """What is recorded of every token and head, from one pass of the recurrence and the vectors that went into it."""
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from qed_probe.errors import InputError
 from qed_probe.kernels.chunked import Read, recurrence
-from qed_probe.kernels.mixers import Edits, Mixer, Tokens, checked, edits
+from qed_probe.kernels.mixers import Edits, Mixer, Tokens, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
 
 BY_MARK = ("state_norm", "states")
@@ -42,35 +43,40 @@ def run(
 ) -> Observation:
     """Run a layer's memory over its tokens, once, and record it if asked; ``y`` is the same to the bit either way.
 
-    The other arguments are those of ``edits`` and ``recurrence``. A CPU works through a long row segment by segment.
+    The other arguments are those of ``edits`` and ``recurrence``. A CPU works through a long row segment by segment. Raises
+    InputError as they do, and for a token of ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
     B, T, H, K = ready.q.shape
     ends = bounds(B, T, cu_seqlens)
-    state = ready.q.new_zeros(len(ends) - 1, H, K, ready.v.shape[-1]) if initial_state is None else initial_state
+    state = (
+        ready.q.new_zeros(len(ends) - 1, H, K, ready.v.shape[-1]) if initial_state is None else initial_state.to(ready.q.dtype)
+    )
+    beyond = [token for token in states_at if not 0 <= token < ends[-1]]
+    if beyond:
+        raise InputError(f"states_at: expected packed tokens from 0 to {ends[-1] - 1}, found {beyond[0]}")
+    places = tuple(sorted(states_at))
     if ready.q.device.type != "cpu" or B > 1 or T <= SEGMENT:
-        found, state = _run(mixer, ready, state, cu_seqlens, states_at, chunk, record=record)
+        found, state = _run(mixer, ready, state, cu_seqlens, places, chunk, record=record)
     else:
-        found, state = _run_segments(mixer, ready, state.clone(), ends, states_at, chunk, record=record)
-    return Observation(tokens, found.pop("y"), state, found.pop("states"), found)
+        found, state = _run_segments(mixer, ready, state.clone(), ends, places, chunk, record=record)
+    states = found.pop("states")[[places.index(token) for token in states_at]]
+    return Observation(tokens, found.pop("y"), state, states, found)
 
 
 def _run_segments(
     mixer: Mixer, tokens: Tokens, state: Tensor, ends: tuple[int, ...], states_at: tuple[int, ...], chunk: int, *, record: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """As ``_run``, one segment after another; ``state`` is updated in place."""
-    joined: dict[str, Tensor] = {}
-    by_mark: dict[str, list[Tensor]] = {}
+    parts: defaultdict[str, list[Tensor]] = defaultdict(list)
     for span in segments(ends):
-        wanted = tuple(token - span.tokens.start for token in states_at if span.tokens.start <= token < span.tokens.stop)
-        part = _cut(tokens, span.tokens)
-        found, state[span.sequences] = _run(mixer, part, state[span.sequences], span.cu_seqlens, wanted, chunk, record=record)
+        inside = range(span.tokens.start, span.tokens.stop)
+        wanted = tuple(token - inside.start for token in states_at if token in inside)
+        part, before = cut(tokens, span.tokens), state[span.sequences]
+        found, state[span.sequences] = _run(mixer, part, before, span.cu_seqlens, wanted, chunk, record=record)
         for name, x in found.items():
-            if name in BY_MARK:
-                by_mark.setdefault(name, []).append(x)
-            else:
-                joined.setdefault(name, x.new_empty(1, ends[-1], *x.shape[2:]))[:, span.tokens] = x
-    return joined | {name: torch.cat(parts) for name, parts in by_mark.items()}, state
+            parts[name].append(x)
+    return {name: torch.cat(parts.pop(name), 0 if name in BY_MARK else 1) for name in [*parts]}, state
 
 
 def _run(
@@ -101,17 +107,8 @@ def _run(
     return found | {"y": read.y, "states": read.states}, read.final_state
 
 
-def _cut(tokens: Tokens, cut: slice) -> Tokens:
-    by_token: dict[str, Any] = {
-        field.name: x[:, cut]
-        for field in fields(tokens)
-        if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
-    }
-    return replace(tokens, **by_token)
-
-
 def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
-    """Every record that this mixer can have, from tokens as ``checked`` returns them and the reads of d and ε.
+    """Every record that this mixer can have, from tokens as ``checked`` returns them and a pass that was probed with d.
 
     The probes read the decayed memory Ŝ; the memory that the main edit reads is S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
     """

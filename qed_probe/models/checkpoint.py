@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.config import ModelConfig
+from qed_probe.models.device import enough_memory
 from qed_probe.models.language import LanguageModel
 
 FORMAT, FORMAT_VERSION = "qed_probe", 1
@@ -35,7 +36,7 @@ def save(
     content = {
         "format": FORMAT, "format_version": FORMAT_VERSION, "model": model.config.to_dict(), "provenance": provenance or {},
     }  # fmt: skip
-    wanted = _layout(model.config, dtype or model.embed.weight.dtype)
+    wanted = _without_storage(model.config).to(dtype or model.embed.weight.dtype).state_dict()
     state = {name: x.detach().to("cpu", wanted[name].dtype).contiguous() for name, x in model.state_dict().items()}
     fresh = {name: directory / f".{name}.new" for name in (WEIGHTS, CONFIG)}
     try:
@@ -66,9 +67,10 @@ def load(
         found = load_file(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
-    wanted = _layout(config, dtype)
+    with enough_memory(f"{path.parent}: a model of this size"):
+        model = _without_storage(config)
+    wanted = model.to(dtype).state_dict()
     _check(found, wanted, path)
-    model = _without_storage(config)
     model.load_state_dict({name: x.to(device, wanted[name].dtype) for name, x in found.items()}, assign=True)
     return model.eval()
 
@@ -128,11 +130,6 @@ def _section(path: Path, name: str) -> dict[str, Any]:
     return section
 
 
-def _layout(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The name, shape and dtype of every tensor of a model."""
-    return _without_storage(config).to(dtype).state_dict()
-
-
 class _NoRandomStart(TorchFunctionMode):
     """Leaves weights that are about to be replaced as they are allocated."""
 
@@ -147,7 +144,7 @@ class _NoRandomStart(TorchFunctionMode):
 
 def _without_storage(config: ModelConfig) -> LanguageModel:
     # Made on the CPU, where memory that is never touched costs nothing: on the meta device torch imports its compiler first.
-    with _NoRandomStart():
+    with _NoRandomStart(), torch.random.fork_rng(devices=[]):
         return LanguageModel(config).to("meta")
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from qed_probe.errors import CheckFailed
-from qed_probe.kernels import edits, replay, run
+from qed_probe.kernels import cut, edits, replay, run
 from qed_probe.models.capture import Captured
 
 FIRST = 256
@@ -20,14 +20,14 @@ def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
     Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token, the pass having
     begun at token ``start``.
     """
-    seen, ready = captured.observation, edits(captured.mixer, captured.observation.tokens)
-    heads = ready.q.shape[2]
+    seen, (_, end, heads, _) = captured.observation, captured.output.shape
+    end = end if captured.cu_seqlens is None else int(captured.cu_seqlens[1])
+    span = slice(0, min(end, FIRST))
+    ready = edits(captured.mixer, cut(seen.tokens, span))
     drawn = np.random.default_rng([seed, captured.layer]).choice(heads, min(2, heads), replace=False)
     pick = torch.as_tensor(np.sort(drawn), device=ready.q.device)
-    end = ready.q.shape[1] if captured.cu_seqlens is None else int(captured.cu_seqlens[1])
-    span = slice(0, min(end, FIRST))
-    q, g, k, a, u = (x[0, span].index_select(1, pick) for x in (ready.q, ready.g, ready.k, ready.a, ready.u))
-    d = None if ready.d is None else ready.d[0, span].index_select(1, pick)
+    q, g, k, a, u = (x[0].index_select(1, pick) for x in (ready.q, ready.g, ready.k, ready.a, ready.u))
+    d = None if ready.d is None else ready.d[0].index_select(1, pick)
     state = None if captured.initial_state is None else captured.initial_state[0, pick]
     y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
     tolerance = TOLERANCE[captured.output.dtype]

@@ -68,6 +68,9 @@ class Layout:
         unknown = [name for name in self.names if name not in schema.VARIABLES or schema.VARIABLES[name].static]
         if unknown:
             raise StoreError(f"store layout: expected names of traced variables, found {', '.join(unknown)}")
+        taken = [name for name in self.details if name in schema.VARIABLES]
+        if taken:
+            raise StoreError(f"store layout: expected details with names of their own, found {', '.join(taken)}")
         if not len(self.prompts) or len(self.lengths) != len(self.prompts) or min(self.lengths) < 1:
             found = f"{len(self.prompts)} prompts and {len(self.lengths)} lengths from {min(self.lengths, default=0)}"
             raise StoreError(f"store layout: expected prompts and for each a length ≥ 1, found {found}")
@@ -146,9 +149,7 @@ class Layout:
             static = [row for row in self.static if row.group == name or (not row.group and row.coordinate)]
             traced = [row for row in self.rows.values() if row.group == name]
             for row in (*static, *traced):
-                array = self._create(here, row)
-                if row in static:
-                    known[row.key].append(array)
+                known[row.key].append(self._create(here, row))
             coordinates = [row.name for row in (*static, *traced) if row.coordinate and (row.name,) != row.dims]
             here.update_attributes({"coordinates": " ".join(coordinates)})
         for key, start, values in self._values():
@@ -164,9 +165,7 @@ class Layout:
         """What is known already: key, place and values, those of tokens and marks a few prompts at a time."""
         whole = {"layer": self.layers, "cu_seqlens": self.cu_seqlens, "lambda": self.lam, "states/snapshot_token": self.snapshots}
         whole |= self.details
-        for row in self.static:
-            if row.key in whole:
-                yield row.key, 0, np.asarray(whole[row.key])
+        yield from ((key, 0, np.asarray(x)) for key, x in whole.items() if x is not None)
         for first, last in self._groups():
             prompts, lengths = self.prompts[first:last], self.lengths[first:last]
             start, index = int(self.cu_seqlens[first]), np.repeat(np.arange(first, last), lengths)

@@ -33,8 +33,10 @@ class Prompt:
 
     @property
     def fingerprint(self) -> int:
-        """64 bits that tell these ids and roles from others; neither the integer type nor the width of a string matters."""
-        digest = hashlib.sha256(np.asarray(self.tokens, "<i4").tobytes())
+        """64 bits that tell this prompt from others; neither the integer type nor the width of a string matters."""
+        known = (len(self.tokens), self.answer and (self.answer.start, self.answer.stop), sorted(self.details.items()))
+        digest = hashlib.sha256(repr(known).encode())
+        digest.update(np.asarray(self.tokens, "<i8").tobytes())
         if self.roles is not None:
             roles = np.asarray(self.roles)
             begun = np.flatnonzero(np.append(True, roles[1:] != roles[:-1]))
@@ -137,6 +139,8 @@ def checked(prompts: Sequence[Prompt], vocab_size: int) -> Iterator[Prompt]:
     for number, prompt in enumerate(prompts, 1):
         if not len(prompt.tokens):
             raise InputError(f"expected at least one token in each prompt, found none in prompt {number}")
+        if prompt.tokens.dtype != np.int64:
+            raise InputError(f"expected int64 token ids, found {prompt.tokens.dtype} in prompt {number}")
         if prompt.roles is not None and len(prompt.roles) != len(prompt.tokens):
             raise InputError(f"prompt {number}: expected {len(prompt.tokens)} roles, one a token, found {len(prompt.roles)}")
         outside = np.flatnonzero((prompt.tokens < 0) | (prompt.tokens >= vocab_size))

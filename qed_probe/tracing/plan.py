@@ -201,12 +201,13 @@ def _check_fit(model: LanguageModel, lengths: NDArray[np.int64], device: torch.d
     """Refuse a prompt whose pass would not fit in memory; the factors are measured, a CPU works segment by segment."""
     config = model.config
     held = 12 if device.type == "cpu" else 40
-    per_token = 4 * (held * config.heads * (config.key_dim + config.value_dim) + 8 * config.hidden)
+    waiting = 26 * config.heads * config.layers  # the writer's: a chunk of a scalar record spans the layers
+    per_token = 4 * (held * config.heads * (config.key_dim + config.value_dim) + 8 * config.hidden + waiting)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     longest = int(lengths.argmax())
     if free is not None and lengths[longest] * per_token > free:
         raise InputError(
-            f"prompt {longest}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, "
+            f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, "
             f"found {lengths[longest]:,}"
         )
 

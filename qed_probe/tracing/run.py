@@ -122,7 +122,9 @@ def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
 
 def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> None:
     """Hand one layer's pass to the writer: records, marks, inputs and states."""
-    found = captured.observation.records | inputs(captured)
+    found = captured.observation.records
+    if any(name.startswith("inputs/") for name in layout.names):
+        found = found | inputs(captured)
     for name, x in found.items():
         if name == "state_norm":
             store.write_marks(name, _numpy(x), layer=captured.layer, start=begin)
