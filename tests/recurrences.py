@@ -1,12 +1,13 @@
 """Random and hand-made tokens for every mixer of the family."""
 
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from qed_probe.kernels import MIXERS, Tokens
+from qed_probe.kernels import MIXERS, Choice, Tokens, reference, run
 
 
 def make_tokens(
@@ -77,5 +78,43 @@ def error(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
+    # Float32 holds fewer than 17 bits of what is below 1e-40.
     size = expected[finite].abs().max().item()
-    return (found[finite] - expected[finite]).abs().max().item() / (size or 1.0)
+    return (found[finite] - expected[finite]).abs().max().item() / (max(size, 1e-40) if size else 1.0)
+
+
+def place(tokens: Tokens, device: str) -> Tokens:
+    """The same tokens on another device."""
+    tensors: dict[str, Any] = {f.name: x.to(device) for f in fields(tokens) if isinstance(x := getattr(tokens, f.name), Tensor)}
+    return replace(tokens, **tensors)
+
+
+def compare(
+    mixer: str,
+    tokens: Tokens,
+    tolerance: float,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: Choice = "torch",
+    device: str = "cpu",
+) -> None:
+    """Every record, the outputs and the last state within ``tolerance`` of the oracle, which runs on a CPU."""
+    expected = reference(mixer, tokens, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    state, ends = (None if x is None else x.to(device) for x in (initial_state, cu_seqlens))
+    seen = run(MIXERS[mixer], place(tokens, device), record=True, initial_state=state, cu_seqlens=ends, backend=backend)
+    assert seen.backend == backend
+    assert set(seen.records) == set(expected.records)
+    found = {name: x.cpu() for name, x in (seen.records | {"y": seen.y, "final_state": seen.final_state}).items()}
+    wanted = expected.records | {"y": expected.y, "final_state": expected.final_state}
+    if "correction_cosine" in wanted:
+        # A direction has no cosine left once its read is below float32's smallest normal number.
+        tiny = torch.minimum(wanted["read_norm"] * wanted["rho"].abs(), wanted["output_norm"]) < 1e-36
+        found["correction_cosine"] = found["correction_cosine"].masked_fill(tiny, 0)
+        wanted["correction_cosine"] = wanted["correction_cosine"].masked_fill(tiny, 0)
+    # An eigenvalue is a difference from 1 and is judged against it: at gates of exactly 1 nothing but the keys' rounding is left.
+    for name in wanted:
+        if "eigenvalue" in name:
+            found[name], wanted[name] = 1 - found[name].double(), 1 - wanted[name]
+    errors = {name: error(found[name], wanted[name]) for name in wanted}
+    assert {name: size for name, size in errors.items() if not size <= tolerance} == {}

@@ -32,6 +32,7 @@ Vectors = Annotated[str, typer.Option(help="What the read of the memory by d is 
 SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recomputes every record without the model.")]
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
+Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")]
@@ -68,6 +69,7 @@ def trace(
     save_inputs: SaveInputs = False,
     state_at: StateAt = None,
     strength: Strength = 1.0,
+    backend: Backend = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -75,7 +77,7 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "seed": seed}
+    settings |= {"strength": strength, "backend": backend, "seed": seed}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     chosen = _prompts(checkpoint, sources, length, samples, seed)
     if dry_run:

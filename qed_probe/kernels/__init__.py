@@ -4,13 +4,15 @@ Shapes everywhere: B rows (1 when sequences are packed), T tokens, H value heads
 M edits a token, P probes, N sequences.
 """
 
+from qed_probe.kernels.backend import Choice
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, cut, edits
-from qed_probe.kernels.records import Observation, run
+from qed_probe.kernels.observation import Observation, run
 from qed_probe.kernels.reference import Reference, reference, replay
 
 __all__ = [
     "MIXERS",
+    "Choice",
     "Direction",
     "Edits",
     "Mixer",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qed_probe.kernels import MIXERS, Observation, Tokens, run
+from qed_probe.kernels import MIXERS, Choice, Observation, Tokens, run
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, packed_slots
 
@@ -33,8 +33,8 @@ class Memory:
 class DeltaMixer(nn.Module):
     """One delta-rule memory: projections, short convolutions, gates, recurrence, gated output norm.
 
-    ``strength`` scales λ and is not saved. While ``observer`` is set, every pass is recorded and handed to it, with the states
-    after the packed tokens ``states_at``.
+    ``strength`` scales λ and ``backend`` says what runs the recurrence; neither is saved. While ``observer`` is set, every pass
+    is recorded and handed to it, with the states after the packed tokens ``states_at``.
     """
 
     random_direction: Tensor
@@ -46,6 +46,7 @@ class DeltaMixer(nn.Module):
         self.kind = MIXERS[config.mixer]
         self.scale = config.key_dim**-0.5
         self.strength = 1.0
+        self.backend: Choice = "auto"
         self.observer: Observer | None = None
         self.states_at: tuple[int, ...] = ()
         hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
@@ -131,6 +132,7 @@ class DeltaMixer(nn.Module):
                 initial_state=initial_state,
                 cu_seqlens=cu_seqlens,
                 states_at=self.states_at if self.observer is not None else (),
+                backend=self.backend,
             )
         carried.state = seen.final_state
         o = (self.scale * seen.y).to(v.dtype)

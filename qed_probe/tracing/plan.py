@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
-from qed_probe.kernels import edits
+from qed_probe.kernels import Choice, edits
 from qed_probe.models import checkpoint as checkpoints
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import find_device
@@ -36,7 +37,8 @@ class Settings(TypedDict, total=False):
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model
     runs on and in; ``vectors`` is the dtype that the read S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps
     what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every
-    λ; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the store.
+    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``seed`` draws the heads and the layer of the
+    self-check; ``command`` is kept in the store.
     """
 
     layers: Sequence[int] | None
@@ -46,6 +48,7 @@ class Settings(TypedDict, total=False):
     save_inputs: bool
     state_at: Sequence[int]
     strength: float
+    backend: Choice
     seed: int
     command: str
 
@@ -72,6 +75,7 @@ def make_plan(
     save_inputs: bool = False,
     state_at: Sequence[int] = (),
     strength: float = 1.0,
+    backend: Choice = "auto",
     seed: int = 0,
     command: str = "",
 ) -> Plan:
@@ -86,7 +90,7 @@ def make_plan(
     model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
     chosen = _layers(model, layers)
     for mixer in model.mixers.values():
-        mixer.strength = strength
+        mixer.strength, mixer.backend = strength, backend
     _check_fit(model, known.lengths, place)
     layout = _layout(
         model,
@@ -147,7 +151,7 @@ def _layout(
         snapshots=_snapshots(known.lengths, state_at),
         vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
-        attrs={**attrs, "scale": first.scale},
+        attrs={**attrs, "scale": first.scale, "backend": first.observation.backend},
         provenance=provenance,
     )
 
@@ -160,12 +164,11 @@ def _identity(model: LanguageModel, checkpoint: str | Path | None, dtype: str, d
         "dtype": dtype,
         "gate_max": model.config.gate_max,
         "lambda_max": model.config.lambda_max,
-        "backend": "torch",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "pack_tokens": PACK,
         "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "numpy", "xarray", "zarr")},
+        | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
     }
 
 

@@ -1,0 +1,133 @@
+"""One layer's pass over its tokens: which code runs it, in which pieces, and what is kept of it."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qed_probe.errors import InputError
+from qed_probe.kernels.backend import Backend, Choice, choose
+from qed_probe.kernels.chunked import Read, recurrence
+from qed_probe.kernels.mixers import Mixer, Tokens, checked, cut, edits
+from qed_probe.kernels.packing import SEGMENT, bounds, segments
+from qed_probe.kernels.records import records
+from qed_probe.kernels.reference import reference
+
+Memory = Callable[..., Read]
+"""A form of the recurrence: ``chunked.recurrence`` or another with its arguments."""
+BY_MARK = ("state_norm", "states")
+"""What a pass gives that has no token axis."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One layer's pass, seen: what the layer fed its memory, what the memory gave back, and the records by name.
+
+    ``y`` ``[B, T, H, V]`` is Sᵀq without the output's scale; ``final_state`` ``[N, H, K, V]`` and ``states``
+    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except ``edit_eigenvalue``
+    ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector ``read`` ``[B, T, H, V]``. ``backend`` is what ran.
+    """
+
+    tokens: Tokens
+    y: Tensor
+    final_state: Tensor
+    states: Tensor
+    records: dict[str, Tensor]
+    backend: Backend
+
+
+def run(
+    mixer: Mixer,
+    tokens: Tokens,
+    *,
+    record: bool = False,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    states_at: tuple[int, ...] = (),
+    chunk: int = 64,
+    backend: Choice = "auto",
+) -> Observation:
+    """Run a layer's memory over its tokens, once, and record it if asked; ``y`` is the same to the bit either way.
+
+    The other arguments are those of ``edits``, ``recurrence`` and ``choose``. A CPU works through a long row segment by segment;
+    Triton multiplies in the dtype of the values and keeps its own chunks. Raises InputError as they do, and for a token of
+    ``states_at`` that is not there.
+    """
+    ready = checked(mixer, tokens)
+    chosen = choose(backend, ready)
+    B, T, H, K = ready.q.shape
+    ends = bounds(B, T, cu_seqlens)
+    state = (
+        ready.q.new_zeros(len(ends) - 1, H, K, ready.v.shape[-1]) if initial_state is None else initial_state.to(ready.q.dtype)
+    )
+    beyond = [token for token in states_at if not 0 <= token < ends[-1]]
+    if beyond:
+        raise InputError(f"states_at: expected packed tokens from 0 to {ends[-1] - 1}, found {beyond[0]}")
+    places = tuple(sorted(states_at))
+    if chosen == "reference":
+        found, state = _run_reference(mixer, tokens, state, cu_seqlens, places, record=record)
+    elif chosen == "triton":
+        from qed_probe.kernels import fused
+
+        found, state = _run(
+            partial(fused.recurrence, kept=tokens.v.dtype), mixer, ready, state, cu_seqlens, places, record=record
+        )
+    elif ready.q.device.type == "cpu" and B == 1 and T > SEGMENT:
+        found, state = _run_segments(partial(recurrence, chunk=chunk), mixer, ready, state.clone(), ends, places, record=record)
+    else:
+        found, state = _run(partial(recurrence, chunk=chunk), mixer, ready, state, cu_seqlens, places, record=record)
+    states = found.pop("states")[[places.index(token) for token in states_at]]
+    return Observation(tokens, found.pop("y"), state, states, found, chosen)
+
+
+def _run(
+    memory: Memory,
+    mixer: Mixer,
+    tokens: Tokens,
+    state: Tensor,
+    cu_seqlens: Tensor | None,
+    states_at: tuple[int, ...],
+    *,
+    record: bool,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs, states and records by name, and the last state."""
+    ready = edits(mixer, tokens)
+    probes = ready.d[..., None, :] if record and ready.d is not None else None
+    given = {"probes": probes, "initial_state": state, "cu_seqlens": cu_seqlens, "states_at": states_at}
+    read = memory(ready.q, ready.g, ready.k, ready.a, ready.u, **given)
+    found = records(mixer, tokens, ready, read) if record else {}
+    return found | {"y": read.y, "states": read.states}, read.final_state
+
+
+def _run_segments(
+    memory: Memory,
+    mixer: Mixer,
+    tokens: Tokens,
+    state: Tensor,
+    ends: tuple[int, ...],
+    states_at: tuple[int, ...],
+    *,
+    record: bool,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As ``_run``, one segment after another; ``state`` is updated in place."""
+    parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    for span in segments(ends):
+        inside = range(span.tokens.start, span.tokens.stop)
+        wanted = tuple(token - inside.start for token in states_at if token in inside)
+        part, before = cut(tokens, span.tokens), state[span.sequences]
+        found, state[span.sequences] = _run(memory, mixer, part, before, span.cu_seqlens, wanted, record=record)
+        for name, x in found.items():
+            parts[name].append(x)
+    return {name: torch.cat(parts.pop(name), 0 if name in BY_MARK else 1) for name in [*parts]}, state
+
+
+def _run_reference(
+    mixer: Mixer, tokens: Tokens, state: Tensor, cu_seqlens: Tensor | None, states_at: tuple[int, ...], *, record: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As ``_run``, by the float64 oracle."""
+    seen = reference(mixer.name, tokens, initial_state=state, cu_seqlens=cu_seqlens)
+    found = {name: x.float() for name, x in seen.records.items()} if record else {}
+    return found | {"y": seen.y.float(), "states": seen.states.flatten(0, 1)[list(states_at)].float()}, seen.final_state.float()

@@ -1,0 +1,162 @@
+"""Triton's programs against the float64 oracle, by the same tests on a GPU and, with tiny sizes, in the interpreter."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import MIXERS, Tokens, reference, run
+from tests.recurrences import compare, error, make_tokens, place
+
+pytest.importorskip("triton")
+EXACT, STRONG, ROUNDED = 1e-5, 1e-4, 5e-3
+"""In float32, where decays beyond −5 meet, and in 16 bits: what goes from step to step is rounded to 2⁻⁹ several times."""
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if name == "cpu" and torch.cuda.is_available():
+        pytest.skip("the programs are compiled for the GPU here")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def _nan_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Tensor.new_empty
+
+    def new_empty(x: Tensor, *size: object, **given: object) -> Tensor:
+        new: Tensor = plain(x, *size, **given)  # type: ignore[call-overload]
+        return new.fill_(torch.nan) if new.is_floating_point() else new
+
+    monkeypatch.setattr(Tensor, "new_empty", new_empty)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_mixer_and_record(mixer: str, device: str) -> None:
+    for T in (1, 63, 100, 1000) if device == "cuda" else (19,):
+        H = 2 if device == "cuda" else 1
+        compare(mixer, make_tokens(mixer, T=T, H=H), EXACT, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "gdn"])
+def test_odd_sizes_and_grouped_heads(mixer: str, device: str) -> None:
+    sizes = [(60, 100, 2, 1), (64, 128, 1, 1), (24, 8, 6, 2), (256, 256, 1, 1)] if device == "cuda" else [(5, 18, 2, 1)]
+    for K, V, H, Hk in sizes:
+        tokens = make_tokens(mixer, T=70 if device == "cuda" else 9, K=K, V=V, H=H, Hk=Hk)
+        compare(mixer, tokens, EXACT, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("edits", [1, 3, 4])
+def test_any_number_of_edits(edits: int, device: str) -> None:
+    tokens = make_tokens("deltaproduct", edits=edits, T=70 if device == "cuda" else 11, H=1)
+    compare("deltaproduct", tokens, EXACT, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.001, -5.0, -90.0, -1e4, -torch.inf])
+def test_decays_of_any_strength(decay: float, device: str) -> None:
+    for mixer in ("gdn", "qed", "eda-qed") if device == "cuda" else ("qed",):
+        tokens = make_tokens(mixer, T=70 if device == "cuda" else 18, H=1, decay=decay)
+        compare(mixer, tokens, EXACT if decay >= -5 else STRONG, backend="triton", device=device)
+
+
+def test_strong_and_weak_decays_in_one_block(device: str) -> None:
+    tokens = make_tokens("qed", T=130 if device == "cuda" else 34, H=1)
+    assert tokens.g is not None
+    pick = torch.rand(tokens.g.shape, generator=torch.Generator().manual_seed(1))
+    g = tokens.g.masked_fill(pick < 0.1, -90).masked_fill(pick < 0.05, -1e4).masked_fill(pick < 0.02, -torch.inf)
+    compare("qed", replace(tokens, g=g), STRONG, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0, 2.0])
+def test_gates_at_their_ends(gate: float, device: str) -> None:
+    for mixer in ("deltanet", "qed") if device == "cuda" else ("qed",):
+        tokens = make_tokens(mixer, T=70 if device == "cuda" else 18, H=1, gate=gate)
+        compare(mixer, tokens, EXACT, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "deltaproduct"])
+def test_packed_sequences_with_states_and_empty_ones(mixer: str, device: str) -> None:
+    ends = torch.tensor([0, 0, 5, 70, 70, 198, 199, 199] if device == "cuda" else [0, 0, 3, 3, 22, 22])
+    state = torch.randn(len(ends) - 1, 1, 8, 6, generator=torch.Generator().manual_seed(3))
+    tokens = make_tokens(mixer, T=int(ends[-1]), H=1)
+    compare(mixer, tokens, EXACT, cu_seqlens=ends, initial_state=state, backend="triton", device=device)
+
+
+def test_no_tokens_at_all(device: str) -> None:
+    tokens = place(make_tokens("qed", T=0), device)
+    seen = run(MIXERS["qed"], tokens, record=True, initial_state=torch.ones(1, 2, 8, 6, device=device), backend="triton")
+    assert seen.y.shape == (1, 0, 2, 6)
+    assert (seen.final_state == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mixer", ["qed", "eda", "gdn"])
+def test_sixteen_bits(mixer: str, dtype: torch.dtype, device: str) -> None:
+    T, H, K, V = (1000, 2, 128, 128) if device == "cuda" else (18, 1, 8, 6)
+    tokens = make_tokens(mixer, T=T, H=H, K=K, V=V, dtype=dtype)
+    compare(mixer, tokens, ROUNDED, backend="triton", device=device)
+
+
+def test_nothing_depends_on_a_later_token_or_on_the_run(device: str) -> None:
+    T, cuts = (150, (1, 31, 64, 100, 149)) if device == "cuda" else (20, (1, 17))
+    tokens, later = (place(make_tokens("eda-qed", T=T, H=1, seed=seed), device) for seed in (0, 9))
+    before = run(MIXERS["eda-qed"], tokens, record=True, backend="triton")
+    for t in cuts:
+        changed: dict[str, Any] = {}
+        for field in fields(tokens):
+            x, y = getattr(tokens, field.name), getattr(later, field.name)
+            if isinstance(x, Tensor) and field.name not in ("lam", "direction"):
+                changed[field.name] = torch.cat([x[:, :t], y[:, t:]], 1)
+        after = run(MIXERS["eda-qed"], replace(tokens, **changed), record=True, backend="triton")
+        assert torch.equal(before.y[:, :t], after.y[:, :t])
+        for name, x in before.records.items():
+            if name != "state_norm":
+                assert torch.equal(x[:, :t], after.records[name][:, :t]), name
+    assert torch.equal(before.y, run(MIXERS["eda-qed"], tokens, backend="triton").y)
+
+
+def test_states_and_a_carried_state(device: str) -> None:
+    T, cut = (150, 77) if device == "cuda" else (40, 21)
+    tokens = make_tokens("qed", T=T, H=1)
+    expected = reference("qed", tokens)
+    seen = run(MIXERS["qed"], place(tokens, device), states_at=(cut - 1, T - 1), backend="triton")
+    assert error(seen.states.cpu(), expected.states[0, [cut - 1, T - 1]]) < EXACT
+    later: dict[str, Any] = {
+        field.name: x[:, cut:]
+        for field in fields(tokens)
+        if isinstance(x := getattr(tokens, field.name), Tensor) and field.name != "lam"
+    }
+    rest = run(MIXERS["qed"], place(replace(tokens, **later), device), initial_state=seen.states[:1], backend="triton")
+    assert error(rest.y.cpu(), expected.y[:, cut:]) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tokens: replace(tokens, v=tokens.v.double()), "found float64 tensors"),
+        (lambda tokens: replace(tokens, v=tokens.v.clone().requires_grad_()), "found a gradient to be computed"),
+        (lambda _: make_tokens("qed", T=1, K=300), "found 1 edits a token and 300 channels, more than 4 and 256"),
+    ],
+    ids=["float64", "gradient", "channels"],
+)
+def test_what_triton_cannot_run_is_refused_and_left_to_torch(change: Callable[[Tokens], Tokens], words: str) -> None:
+    tokens = change(make_tokens("qed", T=1))
+    with pytest.raises(InputError, match=words):
+        run(MIXERS["qed"], tokens, backend="triton")
+    assert run(MIXERS["qed"], tokens).backend == "torch"
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(InputError, match="expected one of auto, triton, torch, reference, found 'cuda'"):
+        run(MIXERS["qed"], make_tokens("qed", T=1), backend="cuda")  # type: ignore[arg-type]
+
+
+def test_the_oracle_is_a_backend() -> None:
+    compare("eda-qed", make_tokens("eda-qed", T=9), 1e-6, backend="reference")
