@@ -19,15 +19,15 @@ ROUNDS = 15
 MIXERS_TIMED = ("gdn2", "qed", "eda", "gdn")
 
 
-def make_tokens(mixer: str, T: int, H: int, K: int, V: int) -> Tokens:
+def make_tokens(mixer: str, T: int, H: int, K: int, V: int, rows: int = 1) -> Tokens:
     """Random tokens of a size like a trained layer's."""
     rng, spec = torch.Generator().manual_seed(0), MIXERS[mixer]
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(1, T, H, *shape, generator=rng)
+        return torch.randn(rows, T, H, *shape, generator=rng)
 
     def gate(*shape: int) -> Tensor:
-        return torch.rand(1, T, H, *shape, generator=rng)
+        return torch.rand(rows, T, H, *shape, generator=rng)
 
     channel = spec.gate == "channel"
     return Tokens(

@@ -16,11 +16,12 @@ EDITS, CHANNELS = 4, 256
 """What the Triton programs take at most: edits a token, key and value channels."""
 
 
-def choose(choice: Choice, tokens: Tokens) -> Backend:
-    """The backend that runs these tokens, as ``checked`` returns them.
+def choose(choice: Choice, tokens: Tokens, dtype: torch.dtype) -> Backend:
+    """The backend that runs these tokens, as ``checked`` returns them, whose values were of this dtype.
 
-    ``auto`` is Triton on a CUDA device where the programs take these sizes and no gradient is asked for, else PyTorch. Raises
-    InputError for a choice that is none or cannot run.
+    ``auto`` is Triton on a CUDA device where it is there, takes these sizes, is the faster (values of 16 bits, or at most 64
+    channels: exact products are slow) and no gradient is asked for, else PyTorch. Raises InputError for a choice that is none or
+    cannot run.
     """
     if choice not in get_args(Choice):
         raise InputError(f"backend: expected one of {', '.join(get_args(Choice))}, found {choice!r}")
@@ -29,8 +30,8 @@ def choose(choice: Choice, tokens: Tokens) -> Backend:
     hindrance = _hindrance(tokens)
     if choice == "triton" and hindrance:
         raise InputError(f"backend: expected triton, found {hindrance}")
-    on_gpu = tokens.q.device.type == "cuda"
-    return "triton" if choice == "triton" or (on_gpu and not hindrance) else "torch"
+    faster = tokens.q.device.type == "cuda" and (dtype != torch.float32 or max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64)
+    return "triton" if choice == "triton" or (faster and not hindrance) else "torch"
 
 
 def _hindrance(tokens: Tokens) -> str:

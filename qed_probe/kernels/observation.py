@@ -57,7 +57,7 @@ def run(
     ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
-    chosen = choose(backend, ready)
+    chosen = choose(backend, ready, tokens.v.dtype)
     B, T, H, K = ready.q.shape
     ends = bounds(B, T, cu_seqlens)
     state = (
