@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 import qed_probe as qp
-from qed_probe.kernels import Tokens, reference, replay
+from qed_probe.kernels import Choice, Tokens, reference, replay
 from qed_probe.models import selfcheck
 from qed_probe.models.capture import Captured, capture
 from qed_probe.tracing import plan, run
@@ -154,6 +154,16 @@ def test_bfloat16_passes_the_self_check(prompts: list[qp.Prompt], tmp_path: Path
     ds = qp.trace(make_checkpoint(tmp_path / "model", "eda-qed"), prompts, tmp_path / "run.zarr", dtype="bfloat16")
     assert ds.attrs["dtype"] == "bfloat16"
     assert 0 < float(np.abs(ds["key_norm"] - 1).max()) < 5e-3
+
+
+def test_every_backend_gives_the_same_records(tmp_path: Path) -> None:
+    where, prompts = make_checkpoint(tmp_path / "model", "eda-qed"), [qp.Prompt(np.arange(21))]
+    choices: list[Choice] = ["torch", "reference", "triton"]
+    stores = {choice: qp.trace(where, prompts, tmp_path / f"{choice}.zarr", backend=choice) for choice in choices}
+    assert {choice: ds.attrs["backend"] for choice, ds in stores.items()} == {choice: choice for choice in choices}
+    for name in ("rho", "read_norm", "operator_norm", "state_norm", "nll"):
+        for ds in stores.values():
+            np.testing.assert_allclose(ds[name], stores["reference"][name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["output", "read"])

@@ -69,6 +69,7 @@ def call(monkeypatch: pytest.MonkeyPatch, command: str) -> int:
         ("trace model --text hi --resume --overwrite", "found both"),
         ("trace model --text hi --layers 2", "found [2]"),
         ("trace model --text hi --strength nan", "found nan"),
+        ("trace model --text hi --backend cuda", "backend: expected one of auto, triton, torch, reference, found 'cuda'"),
         ("trace model --text hi --seed -1", "found -1"),
         ("trace model --text hi --device cuda:77", "cuda:77"),
         ("trace model --text hi --device meta", "meta"),
