@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.collections import LineCollection, QuadMesh
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Text
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from qed_probe import analyses, figures, gallery
 from qed_probe.errors import InputError, StoreError
+from qed_probe.figures import style
 from qed_probe.figures.strip import wrap
 from tests.synthetic_store import TEXT, synthetic_store
 
@@ -109,11 +110,42 @@ def test_strip_paints_each_token_and_underlines_its_role() -> None:
     assert {"needle", "question", "answer"} <= set(_texts(figure).split("\n"))
 
 
-def test_wrap_fills_lines_and_shows_what_the_font_cannot() -> None:
-    pieces = wrap(["ab", "cdefg", "", "\n", "漢", "$x$"], 4)
+def test_wrap_splits_only_what_is_longer_than_a_line() -> None:
+    pieces = wrap([(0, "ab"), (-1, " … "), (7, ""), (8, "↵"), (9, "$x$yz")], 4)
     assert [(p.token, p.text, p.column, p.line) for p in pieces] == [
-        (0, "ab", 0, 0), (1, "cd", 2, 0), (1, "efg", 0, 1), (3, "↵", 3, 1), (4, "�", 0, 2), (5, "$x$", 1, 2),
+        (0, "ab", 0, 0), (-1, " … ", 0, 1), (8, "↵", 3, 1), (9, "$x$y", 0, 2), (9, "z", 0, 3),
     ]  # fmt: skip
+
+
+def test_strip_shows_signs_for_newlines_escapes_whole_and_gaps_as_dots() -> None:
+    ds = synthetic_store(1, 1, 1, "abcdef" + "x" * 3500, records={"read_norm": 1}).drop_vars("role")
+    ds["token_text"][-3:] = ["\\n", "\\xe4", "漢"]
+    axes = figures.draw_token_strip(analyses.token_strip(ds, "read_norm")).axes[0]
+    letters = "".join(t.get_text() for t in axes.texts)
+    assert letters == "…" + "x" * (len(letters) - 7) + "↵\\xe4�"
+    assert [round(x.get_width()) for x in axes.patches if isinstance(x, Rectangle)][-3:] == [1, 4, 1]
+
+
+@pytest.mark.parametrize("roles", [["answer", "needle", "question", "detail"], ["question", "detail", "answer", "needle"]])
+def test_a_role_has_its_own_colour_whatever_comes_first(roles: list[str]) -> None:
+    ds = synthetic_store(1, 1, 1, "abcd")
+    ds["role"][:] = roles
+    figure = figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))
+    (lines,) = figure.axes[0].findobj(LineCollection)
+    drawn = dict(zip(roles, [to_hex(x).upper() for x in np.asarray(lines.get_colors())], strict=True))
+    assert drawn == {"needle": style.VERMILION, "question": style.SKY, "answer": style.GREEN, "detail": style.PURPLE}
+    (legend,) = figure.legends
+    assert [x.get_text() for x in legend.get_texts()] == ["needle", "question", "answer", "detail"]
+
+
+def test_strip_says_where_its_colours_end_and_which_prompt_it_shows() -> None:
+    ds = synthetic_store(1, 1, 3, records={"read_norm": 1})
+    assert "quantile" not in _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
+    ds["read_norm"][0, 5, 0] = 1000
+    words = _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))).replace("\n", " ")
+    assert "The colours end at the 99 % quantile, 1." in words
+    assert f"prompt 0 of 3 (counted from 0), all {len(TEXT)} tokens" in words
+    assert "‖S̄ᵀd‖, norm of what the added direction reads" in words
 
 
 def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
@@ -167,7 +199,7 @@ def test_plot_writes_every_figure_at_column_width_and_the_same_bytes_twice(tmp_p
     paths = gallery.plot(ds, tmp_path / "a")
     assert [p.name for p in paths] == [f"{name}.{kind}" for name in ROWS for kind in ("png", "svg")]
     widths = {p.stem: matplotlib.image.imread(p).shape[1] for p in paths if p.suffix == ".png"}
-    assert {name: width / 300 for name, width in widths.items()} == {n: 7.0 if n.startswith("tokens") else 3.4 for n in ROWS}
+    assert {name: width / 300 for name, width in widths.items()} == dict.fromkeys(ROWS, 3.4)
     again = gallery.plot(ds, tmp_path / "b", formats=("svg",))
     for path in again:
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()

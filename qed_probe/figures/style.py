@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import wraps
+from textwrap import wrap
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
@@ -127,8 +128,8 @@ def note(ds: xr.Dataset) -> str:
 
 
 def write_below(figure: Figure, lines: list[str]) -> None:
-    """Notes under the axes, in room that the figure grows by."""
-    text = "\n".join(lines)
+    """Notes under the axes, wrapped at the figure's width, in room that the figure grows by."""
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.115 * (text.count("\n") + 1))
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=5.5, color="0.25", linespacing=1.3)
+    wrapped = [part for line in "\n".join(lines).split("\n") for part in wrap(line, int(20.5 * width))]
+    figure.set_size_inches(width, height + 0.125 * len(wrapped))
+    figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=6, color="0.25", linespacing=1.3)
