@@ -79,6 +79,8 @@ def test_shares_are_drawn_with_layer_0_on_top_and_say_their_unit() -> None:
     for mesh, name in zip(_meshes(figure), names, strict=True):
         np.testing.assert_array_equal(mesh, ds[name])
     assert all(axes.get_ylim() == (3.5, -0.5) for axes in figure.axes[:4])
+    assert len({mesh.get_clim() for axes in figure.axes[:4] for mesh in axes.findobj(QuadMesh)}) == 1
+    assert [axes.get_label() for axes in figure.axes].count("<colorbar>") == 1
     assert "per unit λ" not in _texts(figure)
     assert "per unit λ" in _texts(figures.draw_correction_share(analyses.correction_share(synthetic_store(strength=0))))
 
@@ -88,7 +90,37 @@ def test_half_lives_without_end_are_counted_and_not_drawn() -> None:
     decay[0, 0] = [0, -np.inf]
     figure = figures.draw_half_life(analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay})))
     assert np.isnan(_meshes(figure)[0]).tolist() == [[True, True], [False, False]]
-    assert "mean channel: 4 heads, 1 at ∞, 1 at 0 (444 tokens with g = −∞)" in _texts(figure)
+    words = _texts(figure).replace("\n", " ")
+    assert "Mean over channels: 1 of 4 heads never decay (∞), 1 forget all (0) at 444 tokens with g = −∞." in words
+    assert "Slowest channel: 0 of 4 heads never decay (∞), 0 forget all (0)." in words
+
+
+def test_tiles_bear_their_numbers_where_they_are_few() -> None:
+    few = analyses.half_life(synthetic_store(2, 2, records={"log_decay": -0.1, "log_decay_max": np.log(0.5) / 29000}))
+    assert [x.get_text() for axes in figures.draw_half_life(few).axes[:2] for x in axes.texts] == ["6.9"] * 4 + [
+        "$2.9 \\cdot 10^{4}$"
+    ] * 4
+    many = figures.draw_half_life(analyses.half_life(synthetic_store(13, 2)))
+    assert not many.axes[0].texts
+
+
+def test_one_panel_where_all_channels_decay_alike_and_no_bar_where_none_does() -> None:
+    alike = figures.draw_half_life(analyses.half_life(synthetic_store(records={"log_decay": -0.1, "log_decay_max": -0.1})))
+    assert [axes.get_label() for axes in alike.axes] == ["", "<colorbar>"]
+    never = figures.draw_half_life(analyses.half_life(synthetic_store(2, 3, records={"log_decay": 0, "log_decay_max": 0})))
+    (axes,) = never.axes
+    assert [x.get_text() for x in axes.texts] == ["∞"] * 6
+
+
+@pytest.mark.parametrize(("low", "high"), [(2e-4, 0.03), (0.002, 0.5), (0.3, 7e5), (3.0, 8.0)])
+def test_a_colour_bar_keeps_to_one_notation(low: float, high: float) -> None:
+    decay = np.log(0.5) / np.geomspace(low, high, 4).reshape(2, 1, 2)
+    figure = figures.draw_half_life(
+        analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay, "log_decay_max": decay}))
+    )
+    labels = [x.get_text() for x in figure.axes[-1].get_yticklabels()]
+    assert labels
+    assert len({"$" in x for x in labels}) == 1
 
 
 def test_strip_paints_each_token_and_underlines_its_role() -> None:
@@ -155,7 +187,7 @@ def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "tokens-read"])
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (24, 6)])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (4, 12), (24, 6)])
 def test_no_words_leave_the_page_or_lie_on_each_other(name: str, layers: int, heads: int) -> None:
     ds = synthetic_store(layers, heads)
     ds["log_decay"][0, :, 0] = 0

@@ -64,7 +64,7 @@ def draw_rho_read(ds: xr.Dataset) -> Figure:
         axes.set_yscale("log")
         axes.set_title(f"layer {ds['layer'].values[i]}", pad=2, fontsize=6)
         axes.axvline(0, color="0.4", linewidth=0.5)
-        axes.set_xticks([-0.5, 0.5] if columns == 4 else [-1, -0.5, 0, 0.5, 1])
+        axes.set_xticks([-0.5, 0.5] if columns > 2 else [-0.5, 0, 0.5])
         axes.yaxis.set_minor_locator(NullLocator())
         last = i + columns >= layers
         axes.tick_params(labelbottom=last)
