@@ -53,9 +53,58 @@ def test_eigenvalues_draw_the_counts_between_the_ends_of_theory() -> None:
     np.testing.assert_array_equal(edges, ds["edges"])
     dashed = [np.asarray(line.get_xdata())[0] for line in figure.axes[0].get_lines()]
     np.testing.assert_allclose(dashed, [ds["low"].min(), ds["high"].max()])
-    (share,) = _meshes(figure)
-    np.testing.assert_allclose(np.nansum(share, axis=1), 1)
-    assert f"{int(used['n'].sum()):,} values" in _texts(figure)
+    n, outside = int(used["n"].sum()), int(used["outside_theory"].sum())
+    assert f"{n:,} values of e, " in _texts(figure)
+    assert f"{outside:,} outside the bounds, " in _texts(figure)
+
+
+@pytest.mark.parametrize("name", ["eigenvalues", "rho"])
+def test_each_layer_has_a_histogram_as_high_as_its_row(name: str) -> None:
+    ds = ROWS[name].analysis(synthetic_store(3, 2))
+    counts = ds.sel(record="eigenvalue")["counts"] if "record" in ds.dims else ds["counts"]
+    steps = [x.get_data() for x in ROWS[name].figure(ds).axes[1].patches if isinstance(x, StepPatch)]
+    for row, (tops, _, bottom) in enumerate(steps):
+        expected = counts[row].values / counts[row].values.max()
+        np.testing.assert_allclose((bottom - tops) / 0.85, expected, atol=1e-9)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("mixer", "main", "name"), [("eda", 1, "address edit"), ("eda-reversed", 0, "address edit"), ("deltaproduct", 1, "edit 1")]
+)
+def test_eigenvalues_of_other_edits_are_lines_beside_the_main_one(mixer: str, main: int, name: str) -> None:
+    ds = synthetic_store(2, 3, mixer=mixer)
+    edits = np.full((*ds["rho"].shape, 2), 0.31, np.float32)
+    edits[..., main] = ds["eigenvalue"]
+    ds["edit_eigenvalue"] = (("layer", "token", "head", "edit"), edits)
+    found = analyses.eigenvalues(ds)
+    figure = figures.draw_eigenvalues(found)
+    _, line = [x.get_data()[0] for x in figure.axes[0].patches if isinstance(x, StepPatch)]
+    assert line.max() == line.sum() == ds["rho"].size
+    assert [x.get_text() for x in figure.legends[0].get_texts()] == ["main edit", name]
+    assert "values of e of the main edit" in _texts(figure)
+
+
+def test_the_one_eigenvalue_of_linear_is_drawn_around_1() -> None:
+    ds = analyses.eigenvalues(synthetic_store(mixer="linear", strength=0, records={"eigenvalue": 1}))
+    figure = figures.draw_eigenvalues(ds)
+    (steps,) = [x.get_data() for x in figure.axes[0].patches if isinstance(x, StepPatch)]
+    counts, edges, _ = steps
+    (full,) = np.flatnonzero(counts)
+    np.testing.assert_allclose(edges[full : full + 2], np.array([0.99, 1.01]))
+    assert "theory, e = 1" in _texts(figure)
+    assert "values of e, all 1:" in _texts(figure)
+
+
+def test_reads_of_zero_are_told_to_be_first_tokens() -> None:
+    ds = synthetic_store(2, 3, 2)
+    assert "12 with ‖S̄ᵀd‖ = 0, all at first tokens of prompts" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+        "\n", " "
+    )
+    ds["read_norm"][0, 5, 0] = 0
+    assert "13 with ‖S̄ᵀd‖ = 0, 12 of them at first tokens" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+        "\n", " "
+    )
 
 
 def test_the_first_bad_value_is_told_in_the_figure() -> None:
