@@ -110,7 +110,7 @@ def test_joint_counts_every_pair_once() -> None:
     read = np.array([0, 1e-9, 0.5, 1, 2, np.nan], np.float32)[None, :, None]
     rho = np.array([0.1, 0.1, -0.5, 0.5, 1, 0], np.float32)[None, :, None]
     found = analyses.rho_read(synthetic_store(1, 1, 1, "abcdef", records={"rho": rho, "read_norm": read}))
-    assert [int(found[name][0]) for name in ("n", "zero", "below")] == [5, 1, 1]
+    assert [int(found[name][0]) for name in ("n", "zero", "zero_first", "below")] == [5, 1, 1, 1]
     counts = found["counts"].values[0]
     assert counts.sum() == 3
     assert counts[-1, -1] == 1  # ρ = 1 with the largest read

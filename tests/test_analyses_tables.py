@@ -36,17 +36,35 @@ def test_strip_shows_one_prompt_at_one_place() -> None:
     one = analyses.token_strip(ds, "rho", layer=0, head=2)
     np.testing.assert_array_equal(one["value"], ds["rho"].values[0, :length, 2])
     assert one.attrs["where"] == "layer 0, head 2"
-    assert one["value"].attrs["long_name"] == "ρ = qᵀk"
+    assert one["value"].attrs["long_name"] == "ρ = qᵀk, overlap of query and key"
 
 
 def test_strip_keeps_the_end_of_a_long_prompt_and_counts_what_is_no_number() -> None:
     ds = synthetic_store(1, 2, 1, "x" * 3500)
     ds["rho"][0, 3400, 1] = np.nan
     found = analyses.token_strip(ds, "rho")
-    assert (found.sizes["token"], found.attrs["tokens_before"], int(found["token"][-1])) == (3000, 500, 3499)
+    assert (found.sizes["token"], found.attrs["prompt_tokens"], int(found["token"][-1])) == (3000, 3500, 3499)
+    assert found["skipped"].values.tolist() == [500] + [0] * 2999
     assert found.attrs["nonfinite"] == 1
     ds["token_text"][-1] = "y" * 4000
     assert analyses.token_strip(ds, "rho").sizes["token"] == 1
+
+
+def test_strip_of_a_long_prompt_leaves_out_noise_far_from_any_role() -> None:
+    ds = synthetic_store(1, 1, 1, "x" * 9000)
+    ds["role"][50:60], ds["role"][4000:4010], ds["role"][8990:] = "question", "needle", "answer"
+    found = analyses.token_strip(ds, "rho")
+    assert found["token"].values.tolist() == [*range(180), *range(3880, 4130), *range(8870, 9000)]
+    assert {int(x) for x in found["skipped"].values} == {0, 3700, 4740}
+    ds["role"][:] = "needle"
+    assert int(analyses.token_strip(ds, "rho")["token"][0]) == 6000
+
+
+def test_strip_gives_the_quantile_that_its_colours_end_at() -> None:
+    ds = synthetic_store(1, 1, 1)
+    ds["rho"][0, 3, 0] = np.inf
+    finite = np.abs(np.delete(ds["rho"].values[0, :, 0], 3))
+    assert float(analyses.token_strip(ds, "rho")["top"]) == pytest.approx(np.quantile(finite, 0.99))
 
 
 def test_strip_works_without_roles_and_only_with_complete_tokens() -> None:

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.collections import LineCollection, QuadMesh
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Text
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from qed_probe import analyses, figures, gallery
 from qed_probe.errors import InputError, StoreError
+from qed_probe.figures import style
 from qed_probe.figures.strip import wrap
 from tests.synthetic_store import TEXT, synthetic_store
 
@@ -52,9 +53,58 @@ def test_eigenvalues_draw_the_counts_between_the_ends_of_theory() -> None:
     np.testing.assert_array_equal(edges, ds["edges"])
     dashed = [np.asarray(line.get_xdata())[0] for line in figure.axes[0].get_lines()]
     np.testing.assert_allclose(dashed, [ds["low"].min(), ds["high"].max()])
-    (share,) = _meshes(figure)
-    np.testing.assert_allclose(np.nansum(share, axis=1), 1)
-    assert f"{int(used['n'].sum()):,} values" in _texts(figure)
+    n, outside = int(used["n"].sum()), int(used["outside_theory"].sum())
+    assert f"{n:,} values of e, " in _texts(figure)
+    assert f"{outside:,} outside the bounds, " in _texts(figure)
+
+
+@pytest.mark.parametrize("name", ["eigenvalues", "rho"])
+def test_each_layer_has_a_histogram_as_high_as_its_row(name: str) -> None:
+    ds = ROWS[name].analysis(synthetic_store(3, 2))
+    counts = ds.sel(record="eigenvalue")["counts"] if "record" in ds.dims else ds["counts"]
+    steps = [x.get_data() for x in ROWS[name].figure(ds).axes[1].patches if isinstance(x, StepPatch)]
+    for row, (tops, _, bottom) in enumerate(steps):
+        expected = counts[row].values / counts[row].values.max()
+        np.testing.assert_allclose((bottom - tops) / 0.85, expected, atol=1e-9)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("mixer", "main", "name"), [("eda", 1, "address edit"), ("eda-reversed", 0, "address edit"), ("deltaproduct", 1, "edit 1")]
+)
+def test_eigenvalues_of_other_edits_are_lines_beside_the_main_one(mixer: str, main: int, name: str) -> None:
+    ds = synthetic_store(2, 3, mixer=mixer)
+    edits = np.full((*ds["rho"].shape, 2), 0.31, np.float32)
+    edits[..., main] = ds["eigenvalue"]
+    ds["edit_eigenvalue"] = (("layer", "token", "head", "edit"), edits)
+    found = analyses.eigenvalues(ds)
+    figure = figures.draw_eigenvalues(found)
+    _, line = [x.get_data()[0] for x in figure.axes[0].patches if isinstance(x, StepPatch)]
+    assert line.max() == line.sum() == ds["rho"].size
+    assert [x.get_text() for x in figure.legends[0].get_texts()] == ["main edit", name]
+    assert "values of e of the main edit" in _texts(figure)
+
+
+def test_the_one_eigenvalue_of_linear_is_drawn_around_1() -> None:
+    ds = analyses.eigenvalues(synthetic_store(mixer="linear", strength=0, records={"eigenvalue": 1}))
+    figure = figures.draw_eigenvalues(ds)
+    (steps,) = [x.get_data() for x in figure.axes[0].patches if isinstance(x, StepPatch)]
+    counts, edges, _ = steps
+    (full,) = np.flatnonzero(counts)
+    np.testing.assert_allclose(edges[full : full + 2], np.array([0.99, 1.01]))
+    assert "theory, e = 1" in _texts(figure)
+    assert "values of e, all 1:" in _texts(figure)
+
+
+def test_reads_of_zero_are_told_to_be_first_tokens() -> None:
+    ds = synthetic_store(2, 3, 2)
+    assert "12 with ‖S̄ᵀd‖ = 0, all at first tokens of prompts" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+        "\n", " "
+    )
+    ds["read_norm"][0, 5, 0] = 0
+    assert "13 with ‖S̄ᵀd‖ = 0, 12 of them at first tokens" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+        "\n", " "
+    )
 
 
 def test_the_first_bad_value_is_told_in_the_figure() -> None:
@@ -78,6 +128,8 @@ def test_shares_are_drawn_with_layer_0_on_top_and_say_their_unit() -> None:
     for mesh, name in zip(_meshes(figure), names, strict=True):
         np.testing.assert_array_equal(mesh, ds[name])
     assert all(axes.get_ylim() == (3.5, -0.5) for axes in figure.axes[:4])
+    assert len({mesh.get_clim() for axes in figure.axes[:4] for mesh in axes.findobj(QuadMesh)}) == 1
+    assert [axes.get_label() for axes in figure.axes].count("<colorbar>") == 1
     assert "per unit λ" not in _texts(figure)
     assert "per unit λ" in _texts(figures.draw_correction_share(analyses.correction_share(synthetic_store(strength=0))))
 
@@ -87,7 +139,37 @@ def test_half_lives_without_end_are_counted_and_not_drawn() -> None:
     decay[0, 0] = [0, -np.inf]
     figure = figures.draw_half_life(analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay})))
     assert np.isnan(_meshes(figure)[0]).tolist() == [[True, True], [False, False]]
-    assert "mean channel: 4 heads, 1 at ∞, 1 at 0 (444 tokens with g = −∞)" in _texts(figure)
+    words = _texts(figure).replace("\n", " ")
+    assert "Mean over channels: 1 of 4 heads never decay (∞), 1 forget all (0) at 444 tokens with g = −∞." in words
+    assert "Slowest channel: 0 of 4 heads never decay (∞), 0 forget all (0)." in words
+
+
+def test_tiles_bear_their_numbers_where_they_are_few() -> None:
+    few = analyses.half_life(synthetic_store(2, 2, records={"log_decay": -0.1, "log_decay_max": np.log(0.5) / 29000}))
+    assert [x.get_text() for axes in figures.draw_half_life(few).axes[:2] for x in axes.texts] == ["6.9"] * 4 + [
+        "$2.9 \\cdot 10^{4}$"
+    ] * 4
+    many = figures.draw_half_life(analyses.half_life(synthetic_store(13, 2)))
+    assert not many.axes[0].texts
+
+
+def test_one_panel_where_all_channels_decay_alike_and_no_bar_where_none_does() -> None:
+    alike = figures.draw_half_life(analyses.half_life(synthetic_store(records={"log_decay": -0.1, "log_decay_max": -0.1})))
+    assert [axes.get_label() for axes in alike.axes] == ["", "<colorbar>"]
+    never = figures.draw_half_life(analyses.half_life(synthetic_store(2, 3, records={"log_decay": 0, "log_decay_max": 0})))
+    (axes,) = never.axes
+    assert [x.get_text() for x in axes.texts] == ["∞"] * 6
+
+
+@pytest.mark.parametrize(("low", "high"), [(2e-4, 0.03), (0.002, 0.5), (0.3, 7e5), (3.0, 8.0)])
+def test_a_colour_bar_keeps_to_one_notation(low: float, high: float) -> None:
+    decay = np.log(0.5) / np.geomspace(low, high, 4).reshape(2, 1, 2)
+    figure = figures.draw_half_life(
+        analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay, "log_decay_max": decay}))
+    )
+    labels = [x.get_text() for x in figure.axes[-1].get_yticklabels()]
+    assert labels
+    assert len({"$" in x for x in labels}) == 1
 
 
 def test_strip_paints_each_token_and_underlines_its_role() -> None:
@@ -109,11 +191,42 @@ def test_strip_paints_each_token_and_underlines_its_role() -> None:
     assert {"needle", "question", "answer"} <= set(_texts(figure).split("\n"))
 
 
-def test_wrap_fills_lines_and_shows_what_the_font_cannot() -> None:
-    pieces = wrap(["ab", "cdefg", "", "\n", "漢", "$x$"], 4)
+def test_wrap_splits_only_what_is_longer_than_a_line() -> None:
+    pieces = wrap([(0, "ab"), (-1, " … "), (7, ""), (8, "↵"), (9, "$x$yz")], 4)
     assert [(p.token, p.text, p.column, p.line) for p in pieces] == [
-        (0, "ab", 0, 0), (1, "cd", 2, 0), (1, "efg", 0, 1), (3, "↵", 3, 1), (4, "�", 0, 2), (5, "$x$", 1, 2),
+        (0, "ab", 0, 0), (-1, " … ", 0, 1), (8, "↵", 3, 1), (9, "$x$y", 0, 2), (9, "z", 0, 3),
     ]  # fmt: skip
+
+
+def test_strip_shows_signs_for_newlines_escapes_whole_and_gaps_as_dots() -> None:
+    ds = synthetic_store(1, 1, 1, "abcdef" + "x" * 3500, records={"read_norm": 1}).drop_vars("role")
+    ds["token_text"][-3:] = ["\\n", "\\xe4", "漢"]
+    axes = figures.draw_token_strip(analyses.token_strip(ds, "read_norm")).axes[0]
+    letters = "".join(t.get_text() for t in axes.texts)
+    assert letters == "…" + "x" * (len(letters) - 7) + "↵\\xe4�"
+    assert [round(x.get_width()) for x in axes.patches if isinstance(x, Rectangle)][-3:] == [1, 4, 1]
+
+
+@pytest.mark.parametrize("roles", [["answer", "needle", "question", "detail"], ["question", "detail", "answer", "needle"]])
+def test_a_role_has_its_own_colour_whatever_comes_first(roles: list[str]) -> None:
+    ds = synthetic_store(1, 1, 1, "abcd")
+    ds["role"][:] = roles
+    figure = figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))
+    (lines,) = figure.axes[0].findobj(LineCollection)
+    drawn = dict(zip(roles, [to_hex(x).upper() for x in np.asarray(lines.get_colors())], strict=True))
+    assert drawn == {"needle": style.VERMILION, "question": style.SKY, "answer": style.GREEN, "detail": style.PURPLE}
+    (legend,) = figure.legends
+    assert [x.get_text() for x in legend.get_texts()] == ["needle", "question", "answer", "detail"]
+
+
+def test_strip_says_where_its_colours_end_and_which_prompt_it_shows() -> None:
+    ds = synthetic_store(1, 1, 3, records={"read_norm": 1})
+    assert "quantile" not in _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
+    ds["read_norm"][0, 5, 0] = 1000
+    words = _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))).replace("\n", " ")
+    assert "The colours end at the 99 % quantile, 1." in words
+    assert f"prompt 0 of 3 (counted from 0), all {len(TEXT)} tokens" in words
+    assert "‖S̄ᵀd‖, norm of what the added direction reads" in words
 
 
 def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
@@ -123,7 +236,7 @@ def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "tokens-read"])
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (24, 6)])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (4, 12), (24, 6)])
 def test_no_words_leave_the_page_or_lie_on_each_other(name: str, layers: int, heads: int) -> None:
     ds = synthetic_store(layers, heads)
     ds["log_decay"][0, :, 0] = 0
@@ -167,7 +280,7 @@ def test_plot_writes_every_figure_at_column_width_and_the_same_bytes_twice(tmp_p
     paths = gallery.plot(ds, tmp_path / "a")
     assert [p.name for p in paths] == [f"{name}.{kind}" for name in ROWS for kind in ("png", "svg")]
     widths = {p.stem: matplotlib.image.imread(p).shape[1] for p in paths if p.suffix == ".png"}
-    assert {name: width / 300 for name, width in widths.items()} == {n: 7.0 if n.startswith("tokens") else 3.4 for n in ROWS}
+    assert {name: width / 300 for name, width in widths.items()} == dict.fromkeys(ROWS, 3.4)
     again = gallery.plot(ds, tmp_path / "b", formats=("svg",))
     for path in again:
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()

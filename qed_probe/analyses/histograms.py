@@ -5,6 +5,7 @@ import xarray as xr
 
 from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 from qed_probe.analyses.bounds import eigenvalue_bounds
+from qed_probe.kernels import MIXERS
 
 WIDTH = 0.02
 MARGIN = 0.1
@@ -36,6 +37,7 @@ JOINT: dict[str, Field] = {
     "counts": (("layer", "bin", "read_bin"), "count", "values in each bin"),
     "n": (("layer",), "count", "pairs of finite values"),
     "zero": (("layer",), "count", "pairs with ‖S̄ᵀd‖ = 0"),
+    "zero_first": (("layer",), "count", "those of them at the first token of a prompt, whose memory is empty"),
     "below": (("layer",), "count", "pairs with ‖S̄ᵀd‖ > 0 below the first bin"),
     "edges": (("edge",), "1", "ρ = qᵀk"),
     "read_edges": (("read_edge",), "1", "‖S̄ᵀd‖"),
@@ -45,20 +47,33 @@ JOINT: dict[str, Field] = {
 def eigenvalues(ds: xr.Dataset) -> xr.Dataset:
     """Histogram of e = 1 − aᵀk for each layer, as used and with the key renormalised, beside the ends that theory gives.
 
-    Needs ``eigenvalue`` (and takes ``eigenvalue_unit``); returns ``counts(record, layer, bin)`` over bins of 0.02, among whose
-    edges are 0 and 1 (1 belongs to the bin below it), the counts of e < 0, e > 1, |e| > 1, e outside theory, and the extremes.
-    Raises StoreError if ``eigenvalue`` is not there.
+    Needs ``eigenvalue``, of the main edit, and takes ``eigenvalue_unit`` and, as a record each, the other edits of
+    ``edit_eigenvalue``, for which the ends do not speak. Returns ``counts(record, layer, bin)`` over bins of 0.02, among whose
+    edges are 0 and 1 (1 belongs to the bin below it; where theory leaves e = 1 alone, that is a bin's middle), the counts of
+    e < 0, e > 1, |e| > 1, e outside theory, and the extremes. Raises StoreError if ``eigenvalue`` is not there.
     """
-    names = ["eigenvalue", *(["eigenvalue_unit"] if "eigenvalue_unit" in ds else [])]
     strength = np.abs(ds["lambda"].transpose("layer", "head").values).max(1) if "lambda" in ds else np.zeros(ds.sizes["layer"])
     gate_max = float(ds.attrs["gate_max"])
     low, high = np.array([eigenvalue_bounds(ds.attrs["mixer"], gate_max, float(x)) for x in strength]).T
     first = np.floor((min(low.min(), 0) - MARGIN) / WIDTH + 1e-9)
     edges = np.arange(first, np.ceil((high.max() + MARGIN) / WIDTH - 1e-9) + 1) * WIDTH
+    edges += WIDTH / 2 * (low.min() == high.max())
+    others = _other_edits(ds)
+    ds = ds.assign(others)
+    names = ["eigenvalue", *(["eigenvalue_unit"] if "eigenvalue_unit" in ds else []), *others]
     folded = fold(ds, names, lambda records: eigenvalue_counts(np.stack(list(records.values())), edges, low, high))
     values = {name: folded[f"{name}_{name[:3]}"] for name in ("minimum", "maximum")}
     values |= {name: folded[name] for name in EIGENVALUES if name in folded} | {"low": low, "high": high, "edges": edges}
     return label_folded(ds, names, folded, values, EIGENVALUES, {"record": names}, gate_max=gate_max)
+
+
+def _other_edits(ds: xr.Dataset) -> dict[str, xr.DataArray]:
+    """The eigenvalues of the edits beside the main one, by a name for each edit."""
+    if "edit_eigenvalue" not in ds:
+        return {}
+    row, e, edits = MIXERS[ds.attrs["mixer"]], ds["edit_eigenvalue"], ds.sizes["edit"]
+    main = 0 if row.address_last else edits - 1
+    return {"address edit" if row.address else f"edit {m + 1}": e.isel(edit=m) for m in range(edits) if m != main}
 
 
 def eigenvalue_counts(e: Array, edges: Array, low: Array, high: Array) -> dict[str, Array]:
@@ -109,8 +124,8 @@ def rho_read(ds: xr.Dataset) -> xr.Dataset:
     """Joint histogram of ρ and ‖S̄ᵀd‖ for each layer: their product, times λ, is the correction's size.
 
     Needs ``rho`` and ``read_norm``; returns ``counts(layer, bin, read_bin)``, even bins of ρ by logarithmic bins of ‖S̄ᵀd‖ over at
-    most six decades below the largest; reads of zero (a prompt's first token) and those below the bins are counted apart. Raises
-    StoreError if a record is not there.
+    most six decades below the largest; reads of zero, among them at first tokens of prompts, and those below the bins are counted
+    apart. Raises StoreError if a record is not there.
     """
     names = ["rho", "read_norm"]
     ends = fold(ds, ["read_norm"], lambda records: _positive_ends(records["read_norm"]))
@@ -119,8 +134,10 @@ def rho_read(ds: xr.Dataset) -> xr.Dataset:
     span = widest(ds, "rho")
     edges, read_edges = np.linspace(-span, span, SQUARES + 1), np.geomspace(bottom, top, SQUARES + 1)
     folded = fold(ds, names, lambda records: joint_counts(records["rho"], records["read_norm"], edges, read_edges))
-    values = {name: folded[name] for name in ("counts", "n", "zero", "below")}
-    return label_folded(ds, names, folded, {**values, "edges": edges, "read_edges": read_edges}, JOINT, {})
+    values = {name: folded[name] for name in ("counts", "n", "zero", "below")} | {"edges": edges, "read_edges": read_edges}
+    firsts = ds[names].isel(token=np.flatnonzero(ds["position"].values == 0)).transpose("layer", "token", "head")
+    values["zero_first"] = ((firsts["read_norm"] == 0) & np.isfinite(firsts["rho"])).sum(("token", "head")).values
+    return label_folded(ds, names, folded, values, JOINT, {})
 
 
 def joint_counts(x: Array, read: Array, edges: Array, read_edges: Array) -> dict[str, Array]:

@@ -2,24 +2,31 @@
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from qed_probe.analyses.blocks import Field, complete_tokens, label
 from qed_probe.errors import InputError, StoreError
 
-LONGEST = 3000
+LONGEST, NEAR = 3000, 120
+QUANTILE = 0.99
+PLAIN = ("", "noise")
 FIELDS: dict[str, Field] = {
     "value": (("token",), "1", ""),
     "text": (("token",), "1", "text of the token"),
     "role": (("token",), "1", "role of the token in the task"),
+    "skipped": (("token",), "count", "tokens left out just before this one"),
+    "top": ((), "1", "99 % quantile of |value|: a colour scale that ends here is not ruled by one huge value"),
 }
 
 
 def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None = None, head: int | None = None) -> xr.Dataset:
     """``record`` over the tokens of one prompt, at one layer (the last if None) and head (the mean over heads if None).
 
-    Needs ``token_text``; ``role`` is "" where the task knows none. Of a prompt longer than 3000 characters the end is kept, and
-    the attribute ``tokens_before`` counts the rest; ``nonfinite`` counts the values that are no number. Raises StoreError if the
-    store lacks the record or the text, InputError if it has no such prompt, layer or head.
+    Needs ``token_text``; ``role`` is "" where the task knows none. Of a prompt longer than 3000 characters the tokens near a role
+    other than noise are kept, or, if those are none or still too many, the end; ``skipped`` counts what is left out before each
+    token, the attribute ``prompt_tokens`` all tokens of the prompt, ``nonfinite`` the values that are no number.
+
+    Raises StoreError if the store lacks the record or the text, InputError if it has no such prompt, layer or head.
     """
     for name in (record, "token_text"):
         if name not in ds:
@@ -29,28 +36,44 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     layer = int(layers[-1]) if layer is None else layer
     if layer not in layers or (head is not None and head not in heads):
         raise InputError(f"expected a layer of {layers.tolist()} and a head of {heads.tolist()}, found {layer} and {head}")
-    kept = start + np.flatnonzero(complete_tokens(ds)[start:stop])
-    if not kept.size:
+    complete = start + np.flatnonzero(complete_tokens(ds)[start:stop])
+    if not complete.size:
         raise StoreError(f"expected a prompt with complete tokens, found none complete in prompt {prompt}")
-    text = [str(x) for x in ds["token_text"].isel(token=kept).values]
-    after = np.cumsum([len(x) for x in text[::-1]])[::-1]
-    first = min(int((after > LONGEST).sum()), len(text) - 1)
-    part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept[first:]).transpose("token", "head")
+    text = np.array(ds["token_text"].isel(token=complete).values.tolist())
+    role = np.array(ds["role"].isel(token=complete).values.tolist()) if "role" in ds else np.full(len(text), "")
+    keep = _shown(text, role)
+    kept = complete[keep]
+    part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept).transpose("token", "head")
     value = (part.isel(head=head) if head is not None else part.mean("head", skipna=False)).values
-    role = [str(x) for x in ds["role"].isel(token=kept[first:]).values] if "role" in ds else [""] * len(value)
-    long_name = str(part.attrs.get("formula") or part.attrs.get("long_name", record))
-    where = f"layer {layer}, " + ("mean over heads" if head is None else f"head {head}")
+    finite = np.abs(value[np.isfinite(value)]).astype(float)
+    top = np.array(np.quantile(finite, QUANTILE) if finite.size else np.nan)
+    names = [str(part.attrs[name]) for name in ("formula", "long_name") if part.attrs.get(name)]
     return label(
         ds,
-        {"value": value, "text": np.array(text[first:]), "role": np.array(role)},
-        FIELDS | {"value": (("token",), str(part.attrs.get("units", "1")), long_name)},
-        {"token": kept[first:]},
+        {"value": value, "text": text[keep], "role": role[keep], "skipped": np.diff(kept, prepend=start - 1) - 1, "top": top},
+        FIELDS | {"value": (("token",), str(part.attrs.get("units", "1")), ", ".join(names) or record)},
+        {"token": kept},
         record=record,
         prompt=prompt,
-        where=where,
-        tokens_before=first,
-        nonfinite=int((~np.isfinite(value)).sum()),
+        prompts=ds.sizes["boundary"] - 1,
+        prompt_tokens=stop - start,
+        where=f"layer {layer}, " + ("mean over heads" if head is None else f"head {head}"),
+        nonfinite=len(value) - len(finite),
     )
+
+
+def _shown(text: NDArray[np.str_], role: NDArray[np.str_]) -> NDArray[np.bool_]:
+    """Which tokens of a prompt a strip has room for."""
+    sizes = np.char.str_len(text)
+    keep = np.ones(len(text), dtype=np.bool_)
+    marks = np.append(0, np.cumsum(~np.isin(role, PLAIN)))
+    if sizes.sum() > LONGEST and marks[-1]:
+        at = np.arange(len(text))
+        keep = marks[np.minimum(at + NEAR + 1, len(text))] > marks[np.maximum(at - NEAR, 0)]
+    after = np.cumsum((sizes * keep)[::-1])[::-1]
+    keep &= after <= LONGEST
+    keep[-1] = True
+    return keep
 
 
 def _tokens_of(ds: xr.Dataset, prompt: int) -> tuple[int, int]:

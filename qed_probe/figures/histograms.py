@@ -1,5 +1,7 @@
 """Figures of distributions; they take what ``analyses.histograms`` returns."""
 
+from itertools import cycle
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -9,40 +11,62 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from qed_probe.figures import style
 
+EDIT_COLOURS = (style.ORANGE, style.PURPLE, style.GREEN)
+OUTSIDE = {
+    "outside_theory": "outside the bounds",
+    "below_zero": "below 0",
+    "above_one": "above 1",
+    "beyond_one": "beyond ±1",
+}
+
 
 @style.styled
 def draw_eigenvalues(ds: xr.Dataset) -> Figure:
-    """The eigenvalue's histogram over all layers above a row a layer, theory's ends drawn in, the outliers counted."""
+    """The main edit's eigenvalue over all layers and a layer a row, other edits as lines; theory's ends, outliers counted."""
     used = ds.sel(record="eigenvalue")
-    figure, top, rows = _stack(used, "eigenvalue e = 1 − aᵀk", 0.75)
+    figure, top, rows = _stack(used, "eigenvalue e = 1 − aᵀk")
+    _draw_bounds(top, rows, ds)
+    others = [str(name) for name in ds["record"].values if not str(name).startswith("eigenvalue")]
+    for name, colour in zip(others, cycle(EDIT_COLOURS), strict=False):
+        counts = ds["counts"].sel(record=name).sum("layer").values
+        top.stairs(counts, ds["edges"].values, color=colour, linewidth=1.2, label=name)
+    if others:
+        figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    of = "values of e" + (" of the main edit" if others else "")
+    low, high = float(used["minimum"].min()), float(used["maximum"].max())
+    span = f"all {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}"
+    lines = [f"{int(used['n'].sum()):,} {of}, {span}:"]
+    lines.append(", ".join(f"{int(used[name].sum()):,} {text}" for name, text in OUTSIDE.items()))
+    if "eigenvalue_unit" in ds["record"]:
+        *most, last = (f"{int(ds[name].sel(record='eigenvalue_unit').sum()):,}" for name in OUTSIDE)
+        lines.append(f"(with the key renormalised: {', '.join(most)} and {last}).")
+    if int(used["outside_bins"].sum()):
+        lines.append(f"{int(used['outside_bins'].sum()):,} lie beyond the axis and are not drawn.")
+    style.write_below(figure, [*lines, style.note(ds)])
+    return figure
+
+
+def _draw_bounds(top: Axes, rows: Axes, ds: xr.Dataset) -> None:
     low, high = float(ds["low"].min()), float(ds["high"].max())
     for end in (low, high):
         top.axvline(end, color=style.VERMILION, linestyle="--")
     place = np.arange(ds.sizes["layer"])
     for ends in (ds["low"].values, ds["high"].values):
         rows.vlines(ends, place - 0.5, place + 0.5, color=style.VERMILION, linestyle="--", linewidth=1)
-    top.set_title(f"dashed: theory, e between {low:.3g} and {high:.3g}", color=style.VERMILION, fontsize=6, loc="right", pad=2)
-    lines = [f"{int(used['n'].sum()):,} values of e from {used['minimum'].min():.4g} to {used['maximum'].max():.4g}"]
-    names = (("e < 0", "below_zero"), ("e > 1", "above_one"), ("|e| > 1", "beyond_one"), ("beyond theory", "outside_theory"))
-    for record, how in (("eigenvalue", "as used"), ("eigenvalue_unit", "key renormalised")):
-        if record in ds["record"]:
-            lines.append(f"{how}:  " + ",  ".join(f"{text}: {int(ds[name].sel(record=record).sum()):,}" for text, name in names))
-    if int(used["outside_bins"].sum()):
-        lines.append(f"{int(used['outside_bins'].sum()):,} beyond the axis")
-    style.write_below(figure, [*lines, style.note(ds)])
-    return figure
+    text = f"dashed: theory, e = {low:.3g}" if low == high else f"dashed: theory's bounds, {low:.3g} and {high:.3g}"
+    top.set_title(text, color=style.VERMILION, fontsize=6, loc="right", pad=2)
 
 
 @style.styled
 def draw_rho(ds: xr.Dataset) -> Figure:
     """The histogram of ρ over all layers above one row a layer, with each layer's mean."""
-    figure, top, rows = _stack(ds, "ρ = qᵀk", 0.75)
+    figure, top, rows = _stack(ds, "ρ = qᵀk")
     for axes in (top, rows):
         axes.axvline(0, color="0.4", linewidth=0.6)
-    rows.plot(ds["mean"], np.arange(ds.sizes["layer"]), "o", color=style.VERMILION, markersize=2.5, label="mean")
-    rows.legend(loc="upper left", handlelength=1, borderpad=0.3)
+    rows.plot(ds["mean"], np.arange(ds.sizes["layer"]), "o", color=style.VERMILION, markersize=2.5)
+    rows.set_title("• mean", color=style.VERMILION, fontsize=6, loc="right", pad=2)
     n, negative = int(ds["n"].sum()), int(ds["negative"].sum())
-    style.write_below(figure, [f"{n:,} values of ρ, {negative:,} of them negative ({negative / max(n, 1):.1%})", style.note(ds)])
+    style.write_below(figure, [f"{n:,} values of ρ, {negative:,} of them negative ({negative / max(n, 1):.1%}).", style.note(ds)])
     return figure
 
 
@@ -64,36 +88,37 @@ def draw_rho_read(ds: xr.Dataset) -> Figure:
         axes.set_yscale("log")
         axes.set_title(f"layer {ds['layer'].values[i]}", pad=2, fontsize=6)
         axes.axvline(0, color="0.4", linewidth=0.5)
-        axes.set_xticks([-0.5, 0.5] if columns == 4 else [-1, -0.5, 0, 0.5, 1])
+        axes.set_xticks([-0.5, 0.5] if columns > 2 else [-0.5, 0, 0.5])
         axes.yaxis.set_minor_locator(NullLocator())
         last = i + columns >= layers
         axes.tick_params(labelbottom=last)
         axes.set_xlabel("ρ = qᵀk" if last else "")
     figure.supylabel("‖S̄ᵀd‖", fontsize=7)
     style.colour_bar(figure, mesh, list(panels.flat), "count in a bin", aspect=20 * lines)
-    n, zero, below = (int(ds[name].sum()) for name in ("n", "zero", "below"))
-    text = f"{n:,} pairs;  not drawn: {zero:,} with ‖S̄ᵀd‖ = 0, {below:,} below the axis"
-    style.write_below(figure, [text, style.note(ds)])
+    n, zero, first, below = (int(ds[name].sum()) for name in ("n", "zero", "zero_first", "below"))
+    where = f"{'all' if first == zero else f'{first:,} of them'} at first tokens of prompts, where the memory is empty"
+    notes = [f"{n:,} pairs. Not drawn: {below:,} below the axis, {zero:,} with ‖S̄ᵀd‖ = 0" + (f", {where}." if zero else ".")]
+    style.write_below(figure, [*notes, style.note(ds)])
     return figure
 
 
-def _stack(ds: xr.Dataset, label: str, row_top: float) -> tuple[Figure, Axes, Axes]:
-    """A pooled histogram on a log scale above a row a layer, coloured by that layer's share of values in each bin."""
+def _stack(ds: xr.Dataset, label: str) -> tuple[Figure, Axes, Axes]:
+    """A histogram over all layers on a log scale above one a layer, whose shape is seen: each as high as its row."""
     layers, counts, edges = ds.sizes["layer"], ds["counts"].values, ds["edges"].values
-    low = min(0.35 + 0.28 * layers, 0.35 + 1.2 + 0.05 * layers)
-    figure = style.new_figure(style.COLUMN, 0.9 + row_top + low)
-    top, rows = figure.subplots(2, 1, sharex=True, height_ratios=[row_top, low - 0.35])
-    top.stairs(counts.sum(0), edges, fill=True, color=style.BLUE)
+    height = min(0.28 * layers, 1.2 + 0.05 * layers)
+    figure = style.new_figure(style.COLUMN, 2.1 + height)
+    top, rows = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
+    top.stairs(counts.sum(0), edges, fill=True, color=style.BLUE, label="main edit")
     top.set_yscale("log")
     top.set_ylim(0.5, None)
     top.set_ylabel("all layers:\ncount")
-    share = np.ma.masked_equal(counts / np.maximum(ds["n"].values[:, None], 1), 0)
-    norm = style.log_norm(share.filled(0))
-    mesh = rows.pcolormesh(edges, np.arange(layers + 1) - 0.5, share, norm=norm, cmap="cividis", rasterized=True)
-    rows.invert_yaxis()
+    for row, count in enumerate(counts):
+        rows.stairs(row + 0.45 - 0.85 * count / max(count.max(), 1), edges, baseline=row + 0.45, fill=True, color=style.BLUE)
+    rows.set_ylim(layers - 0.5, -0.5)
     style.label_rows(rows.yaxis, ds["layer"].values)
+    rows.set_title("each layer scaled to its own peak", fontsize=6, loc="left", pad=2)
     rows.set_ylabel("layer")
     rows.set_xlabel(label)
+    rows.set_xlim(edges[0], edges[-1])
     rows.xaxis.set_major_locator(MaxNLocator(5))
-    style.colour_bar(figure, mesh, rows, "part of the layer", aspect=12)
     return figure, top, rows

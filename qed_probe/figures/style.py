@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import wraps
+from textwrap import wrap
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
@@ -82,30 +83,40 @@ def colour_bar(figure: Figure, mesh: QuadMesh, axes: Axes | list[Axes], label: s
     low, high = mesh.get_clim()
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low < 30 else (1,)
-    marks = [(step, power) for power in decades[:: -(-len(decades) // 6)] for step in steps if low <= step * 10.0**power <= high]
+    marks = [step * 10.0**power for power in decades[:: -(-len(decades) // 6)] for step in steps]
+    marks = [x for x in marks if low <= x <= high]
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02, aspect=aspect)
-    bar.set_ticks([step * 10.0**power for step, power in marks], labels=[_number(*mark) for mark in marks])
+    bar.set_ticks(marks, labels=[number(x, plain=all(map(is_plain, marks))) for x in marks])
     bar.minorticks_off()
 
 
-def _number(step: int, power: int) -> str:
-    if -3 <= power <= 3:
-        return f"{step * 10.0**power:g}"
-    return f"${step} \\times 10^{{{power}}}$" if step > 1 else f"$10^{{{power}}}$"
+def is_plain(x: float) -> bool:
+    """Whether a number is short when it is written out."""
+    return 0.001 <= x < 10_000
 
 
-def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNorm) -> QuadMesh:
-    """Layer × head cells; what a logarithm cannot show is grey and says what it is: 0, ∞ or NaN."""
+def number(x: float, plain: bool) -> str:
+    """Two digits, written out or beside a power of ten."""
+    if plain:
+        return f"{float(f'{x:.2g}'):g}"
+    digits, power = f"{x:.1e}".split("e")
+    digits = digits.removesuffix(".0")
+    return f"$10^{{{int(power)}}}$" if digits == "1" else f"${digits} \\cdot 10^{{{int(power)}}}$"
+
+
+def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNorm, numbers: bool) -> QuadMesh:
+    """Layer × head cells, with their numbers if asked; what a logarithm cannot show is grey and says what it is: 0, ∞ or NaN."""
     drawable = np.isfinite(values) & (values > 0)
     rows, columns = values.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     cells = np.ma.masked_where(~drawable, values)
     mesh = axes.pcolormesh(*edges, cells, cmap="viridis", norm=norm, edgecolors="white", linewidth=0.3)
     axes.set_facecolor(EMPTY)
-    for row, column in np.argwhere(~drawable):
+    for row, column in np.argwhere(~drawable | numbers):
         x = values[row, column]
-        text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞"
-        axes.text(column, row, text, ha="center", va="center", fontsize=5)
+        text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞" if np.isinf(x) else number(x, is_plain(x))
+        ink = "white" if drawable[row, column] and norm(x) < 0.6 else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=6 if numbers else 5, color=ink)
     axes.set_ylim(rows - 0.5, -0.5)
     label_rows(axes.yaxis, layers)
     label_rows(axes.xaxis, np.arange(columns))
@@ -115,20 +126,19 @@ def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNor
 
 def note(ds: xr.Dataset) -> str:
     """What a reader has to know of the data: mixer, tokens, and what was left out, with the place of the first bad value."""
-    parts = [f"{ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens"]
-    if ds.attrs["tokens_incomplete"]:
-        parts.append(f"{ds.attrs['tokens_incomplete']:,} incomplete tokens left out")
+    left_out = f"; {ds.attrs['tokens_incomplete']:,} incomplete ones are left out" if ds.attrs["tokens_incomplete"] else ""
+    parts = [f"Mixer {ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens{left_out}."]
     for source in ds["source"].values if "nonfinite" in ds else ():
         count = int(ds["nonfinite"].sel(source=source).sum())
         if count:
             layer, token, head = ds["first_nonfinite"].sel(source=source).values
-            parts.append(f"{source}: {count:,} not finite, first at layer {layer}, token {token}, head {head}")
+            parts.append(f"{source}: {count:,} not finite, first at layer {layer}, token {token}, head {head}.")
     return "\n".join(parts)
 
 
 def write_below(figure: Figure, lines: list[str]) -> None:
-    """Notes under the axes, in room that the figure grows by."""
-    text = "\n".join(lines)
+    """Notes under the axes, wrapped at the figure's width, in room that the figure grows by."""
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.115 * (text.count("\n") + 1))
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=5.5, color="0.25", linespacing=1.3)
+    wrapped = [part for line in "\n".join(lines).split("\n") for part in wrap(line, int(20.5 * width))]
+    figure.set_size_inches(width, height + 0.125 * len(wrapped))
+    figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=6, color="0.25", linespacing=1.3)
