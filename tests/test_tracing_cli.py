@@ -61,7 +61,7 @@ def call(monkeypatch: pytest.MonkeyPatch, command: str) -> int:
         ("trace model --tokens float.npy", "float64"),
         ("trace model --tokens high.npy", "found 256"),
         ("trace model --tokens low.npy", "found -1"),
-        ("trace model --text hi -o folder", "--overwrite"),
+        ("trace model --text hi -o folder", "overwrite replaces it"),
         ("trace model --text hi -o folder --overwrite", "qed-probe store"),
         ("trace model --text hi -o folder --resume", "qed-probe store"),
         ("trace model --text hi -o /", "root of the file system"),
