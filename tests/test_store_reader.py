@@ -206,3 +206,18 @@ def test_records_go_to_netcdf(opened: xr.Dataset, tmp_path: Path) -> None:
     with xr.open_dataset(tmp_path / "rho.nc") as back:
         xr.testing.assert_equal(back["rho"], opened["rho"].compute())
         assert back.attrs["mixer"] == opened.attrs["mixer"]
+
+
+def test_attributes_of_older_stores_are_as_the_new_ones(tmp_path: Path) -> None:
+    """Early stores of schema 1 have a table of versions and a list of variables."""
+    old, new = write(tmp_path / "old.zarr"), write(tmp_path / "new.zarr")
+    metadata = json.loads((old / "zarr.json").read_text())
+    metadata["attributes"] |= {
+        "variables": metadata["attributes"]["variables"].split(", "),
+        "versions": {"torch": "2.11", "zarr": "3"},
+    }
+    (old / "zarr.json").write_text(json.dumps(metadata))
+    assert reader.open(old).attrs["versions"] == "torch 2.11, zarr 3"
+    assert reader.open(old, new).sizes["token"] == 2 * 775
+    with writer.resume(old, store_run.make_layout(versions={"torch": "2.11", "zarr": "3"})) as out:
+        assert out.first_token == 775
