@@ -152,10 +152,33 @@ def test_a_wide_table_is_neither_folded_nor_cut(capsys: pytest.CaptureFixture[st
     assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [1, 60, 30]
 
 
-def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with screen.progress("trace") as report:
-        report(1, 2, "half")
-    assert capfd.readouterr() == ("", "")
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with screen.progress("train qed") as report:
+        report(1, 4, "loss 3.2100")
+        assert capfd.readouterr() == ("", "")
+        monkeypatch.setattr(screen, "SILENCE", 0)
+        report(2, 4, "loss 2.1000")
+        report(3, 4)
+        monkeypatch.setattr(screen, "SILENCE", 30)
+        report(4, 4)
+    assert capfd.readouterr() == ("", "train qed: 50% loss 2.1000\ntrain qed: 75%\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3.9833719370197377, "3.983"),
+        (12345.678, "12,346"),
+        (2e-3, "0.002"),
+        (float("nan"), "nan"),
+        ({"rate": 0.1 + 0.2}, "rate 0.3"),
+    ],
+)
+def test_facts_have_sensible_digits(value: object, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    screen.facts("run", [("loss", value)])
+    assert capsys.readouterr().out.split(maxsplit=2)[2].strip() == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, "0:00:01"), (89.6, "0:01:30"), (3600.0, "1:00:00")])
@@ -178,6 +201,7 @@ def test_info_of_a_checkpoint(tmp_path: Path) -> None:
     expected = {"mixer": "qed", "hidden": "8", "key_dim": "4", "seed": "17", "recipe": "length 512, rate 0.002"}
     assert result.returncode == 0
     assert {name: facts[name].strip() for name in expected} == expected
+    assert not {"edits", "address_rank", "lower_bound"} & set(facts)
 
 
 def test_trace_needs_a_length_that_the_checkpoint_does_not_tell(tmp_path: Path) -> None:

@@ -164,3 +164,5 @@ def test_captured_is_what_the_kernel_returned() -> None:
     assert torch.equal(seen.output, seen.scale * seen.observation.y)
     assert seen.scale == 8**-0.5
     assert replace(seen, layer=5).layer == 5
+    assert "tensor" not in repr(seen)
+    assert repr(seen).startswith("Captured(layer=0, mixer=Mixer(name='qed'")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,16 @@ def test_config_json_is_as_agreed(tmp_path: Path) -> None:
     save(model, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     assert content == {"format": "qed_probe", "format_version": 1, "model": model.config.to_dict(), "provenance": {}}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_files_follow_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        save(small(), tmp_path)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [mode, mode]
 
 
 def test_digest_is_of_both_files(tmp_path: Path) -> None:

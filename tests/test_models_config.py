@@ -37,6 +37,18 @@ def test_config_survives_json(name: str) -> None:
         assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_only_settings_that_the_mixer_uses_are_told() -> None:
+    optional = ("lambda_max", "address_rank", "lower_bound", "edits", "gate_max")
+    used = {mixer: [name for name in preset("tiny", mixer).used() if name in optional] for mixer in NATIVE}
+    assert used["linear"] == []
+    assert used["gdn2"] == ["gate_max"]
+    assert used["qed"] == ["lambda_max", "gate_max"]
+    assert used["eda"] == ["address_rank", "lower_bound", "gate_max"]
+    assert used["eda-same"] == ["lower_bound", "gate_max"]
+    assert used["deltaproduct"] == ["edits", "gate_max"]
+    assert preset("tiny", "eda-qed").used() == {n: x for n, x in preset("tiny", "eda-qed").to_dict().items() if n != "edits"}
+
+
 def test_native_mixers_are_all_but_rwkv7() -> None:
     assert len(NATIVE) == 18
     with pytest.raises(InputError, match=r"mixer: expected one of linear, deltanet, .*, deltaproduct, found 'rwkv7'"):

@@ -65,7 +65,7 @@ def test_what_was_written_is_what_the_schema_says(tmp_path: Path) -> None:
 def test_open_is_lazy_and_right(tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr")
     ds = reader.open(path)
-    assert ds.attrs["complete"] is True
+    assert ds.attrs["complete"] == 1
     assert bool(ds["complete"].all())
     assert "done" not in ds
     for name in ("rho", "read", "state_norm", "nll"):
@@ -81,7 +81,7 @@ def test_incomplete_says_so(tmp_path: Path) -> None:
     with pytest.warns(reader.IncompleteStoreWarning, match=r"a\.zarr: 256 of 775 tokens are complete") as caught:
         ds = reader.open(path)
     assert [warning.filename for warning in caught] == [__file__]
-    assert ds.attrs["complete"] is False
+    assert ds.attrs["complete"] == 0
     assert ds["complete"].values.tolist() == [True] * 256 + [False] * 519
     check_complete_part(ds)
     # The fifth prompt (210 to 274) reaches into a block that is not done, though its outcome was written.
@@ -109,13 +109,13 @@ def test_several_stores_are_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ds[name].values, np.concatenate(parts, ds[name].dims.index(dim)))
         assert isinstance(ds[name].data, dask.array.Array)
     np.testing.assert_array_equal(ds["lambda"], a["lambda"])
-    assert ds.attrs["complete"] is True
+    assert ds.attrs["complete"] == 1
     assert "prompts_digest" not in ds.attrs
     assert ds.attrs["mixer"] == "eda-qed"
     part = write(tmp_path / "part.zarr", packs_at_most=1)
     with pytest.warns(reader.IncompleteStoreWarning):
         joined = reader.open(one, part)
-    assert joined.attrs["complete"] is False
+    assert joined.attrs["complete"] == 0
     assert joined["complete"].values.sum() == 75 + 64
 
 
@@ -140,6 +140,9 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     half = write(tmp_path / "half.zarr", (5,), strength=0.5)
     with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1 and 0.5"):
         reader.open(one, half)
+    writer.create(tmp_path / "few.zarr", store_run.make_layout(names=("rho",))).close()
+    with pytest.raises(StoreError, match=r"together: only the first has correct, .*, token_text$"), pytest.warns():
+        reader.open(one, tmp_path / "few.zarr")
     with pytest.raises(StoreError, match=r"none\.zarr: expected a qed-probe store, found nothing there"):
         reader.open(tmp_path / "none.zarr")
     zarr.create_group(tmp_path / "foreign.zarr")
@@ -159,7 +162,62 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 def test_groups_that_were_not_asked_for(tmp_path: Path) -> None:
     layout = store_run.make_layout(names=("rho",))
     writer.create(tmp_path / "a.zarr", layout).close()
-    with pytest.raises(StoreError, match="expected group inputs, found none; trace with --save-inputs"):
+    with pytest.raises(StoreError, match="expected group inputs, found none; a trace with save_inputs keeps it"):
         reader.open_inputs(tmp_path / "a.zarr")
-    with pytest.raises(StoreError, match="expected group states, found none; trace with --state-at"):
+    with pytest.raises(StoreError, match="expected group states, found none; a trace with state_at keeps it"):
         reader.open_states(tmp_path / "a.zarr")
+
+
+@pytest.fixture(params=["one", "several", "golden", "incomplete"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> xr.Dataset:
+    match request.param:
+        case "golden":
+            return reader.open(Path(__file__).parent / "golden" / "v1.zarr")
+        case "incomplete":
+            with pytest.warns(reader.IncompleteStoreWarning):
+                return reader.open(write(tmp_path / "part.zarr", packs_at_most=3))
+    paths = [write(tmp_path / f"{i}.zarr") for i in range(1 if request.param == "one" else 2)]
+    return reader.open(*paths)
+
+
+def test_records_are_lazy_and_coordinates_are_not(opened: xr.Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert {name for name, x in opened.variables.items() if x.chunks is None} == {*opened.coords}
+    assert opened["role"].values.astype(str).dtype.kind == "U"
+    monkeypatch.setattr(reader, "IN_MEMORY", 774)
+    assert reader.open(write(tmp_path / "beyond.zarr"))["role"].chunks is not None
+
+
+def test_records_are_grouped_by_role(opened: xr.Dataset) -> None:
+    found = opened["rho"].groupby("role").mean().compute().transpose("role", "layer", "head")
+    role, rho = opened["role"].values, opened["rho"].values
+    for name in found["role"].values:
+        np.testing.assert_allclose(found.sel(role=name), np.nanmean(rho[:, role == name], 1), rtol=1e-5, atol=1e-6)
+    assert set(found["role"].values.tolist()) == set(role.tolist())
+
+
+def test_tokens_of_a_role_are_kept(opened: xr.Dataset) -> None:
+    for name in ("needle", "noise"):
+        kept = opened[["rho", "nll"]].where(opened["role"] == name, drop=True)
+        np.testing.assert_array_equal(kept["rho"], opened["rho"].values[:, opened["role"].values == name])
+
+
+def test_records_go_to_netcdf(opened: xr.Dataset, tmp_path: Path) -> None:
+    opened[["rho"]].to_netcdf(tmp_path / "rho.nc")
+    with xr.open_dataset(tmp_path / "rho.nc") as back:
+        xr.testing.assert_equal(back["rho"], opened["rho"].compute())
+        assert back.attrs["mixer"] == opened.attrs["mixer"]
+
+
+def test_attributes_of_older_stores_are_as_the_new_ones(tmp_path: Path) -> None:
+    """Early stores of schema 1 have a table of versions and a list of variables."""
+    old, new = write(tmp_path / "old.zarr"), write(tmp_path / "new.zarr")
+    metadata = json.loads((old / "zarr.json").read_text())
+    metadata["attributes"] |= {
+        "variables": metadata["attributes"]["variables"].split(", "),
+        "versions": {"torch": "2.11", "zarr": "3"},
+    }
+    (old / "zarr.json").write_text(json.dumps(metadata))
+    assert reader.open(old).attrs["versions"] == "torch 2.11, zarr 3"
+    assert reader.open(old, new).sizes["token"] == 2 * 775
+    with writer.resume(old, store_run.make_layout(versions={"torch": "2.11", "zarr": "3"})) as out:
+        assert out.first_token == 775

@@ -170,10 +170,10 @@ def test_one_writer_at_a_time(finished: Path) -> None:
 def test_refused_targets_are_untouched(finished: Path, tmp_path: Path) -> None:
     layout = store_run.make_layout()
     before = contents(finished)
-    with pytest.raises(StoreError, match="--resume finishes a store, --overwrite replaces it"):
+    with pytest.raises(StoreError, match="found something; resume finishes a store, overwrite replaces it"):
         writer.create(finished, layout)
     other = store_run.make_layout(strength=0.5)
-    with pytest.raises(StoreError, match=r"differ in strength \(expected 0.5, found 1.0\)$"):
+    with pytest.raises(StoreError, match=r"differ in strength \(expected 0.5, found 1.0\); what made the store: store_run$"):
         writer.resume(finished, other)
     with pytest.raises(StoreError, match=r"differ in prompts_digest"):
         writer.resume(finished, store_run.make_layout(lengths=(*store_run.LENGTHS[1:], 70)))
@@ -288,7 +288,7 @@ with writer.create({str(path)!r}, store_run.make_layout(), overwrite={overwrite}
         assert said.endswith("the store that was to be replaced is as it was\n")
         assert siblings(path) == ["run.zarr"]
     else:
-        assert said.endswith("64 of 775 tokens are complete, and --resume goes on from there\n")
+        assert said.endswith("64 of 775 tokens are complete, and resume goes on from there\n")
         with writer.resume(path, store_run.make_layout()) as out:
             store_run.trace(out)
             out.finish()

@@ -119,10 +119,11 @@ def test_arrays_of_ids(tmp_path: Path, dtype: str) -> None:
     [
         ("p.txt", b"", "none in .*p.txt"),
         ("p.txt", b"one\n\nthree\n", "empty prompt in .*p.txt, line 2"),
-        ("p.txt", b"one\n\n", "empty prompt in .*p.txt, line 2"),
+        ("p.txt", b"\n\none\n\n", "empty prompt in .*p.txt, line 1"),
+        ("p.txt", b"\r\n\n", "expected at least one prompt, found none in .*p.txt"),
         ("p.txt", b"one\ntwo \xff\n", "byte 0xff in .*p.txt, line 2"),
         ("p.jsonl", b'{"text": "a"}\nhello\n', "no JSON in .*p.jsonl, line 2"),
-        ("p.jsonl", b'{"text": "a"}\n\n', "no JSON in .*p.jsonl, line 2"),
+        ("p.jsonl", b'{"text": "a"}\n\n{"text": "b"}', "no JSON in .*p.jsonl, line 2"),
         ("p.jsonl", b"[" * 100_000, "no JSON in .*p.jsonl, line 1"),
         ("p.jsonl", b'{"prompt": "a"}', 'found {"prompt": "a"} in .*p.jsonl, line 1'),
         ("p.jsonl", b'["text"]', "line 1"),
@@ -248,3 +249,10 @@ def test_a_survey_keeps_what_each_prompt_has() -> None:
     assert (found.roles, found.answers) == (True, True)
     plain = survey(prompts[:1], 8)
     assert (plain.roles, plain.answers, plain.details) == (False, False, {})
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n", b"\r\n\n\r\n"])
+def test_empty_lines_at_the_end_are_ignored(tmp_path: Path, end: bytes) -> None:
+    (tmp_path / "p.txt").write_bytes(b"one\n \ntwo" + end)
+    prompts = file_prompts(tmp_path / "p.txt", Utf8())
+    assert [bytes(prompt.tokens.tolist()) for prompt in prompts] == [b"one", b" ", b"two"]

@@ -61,7 +61,7 @@ def call(monkeypatch: pytest.MonkeyPatch, command: str) -> int:
         ("trace model --tokens float.npy", "float64"),
         ("trace model --tokens high.npy", "found 256"),
         ("trace model --tokens low.npy", "found -1"),
-        ("trace model --text hi -o folder", "--overwrite"),
+        ("trace model --text hi -o folder", "overwrite replaces it"),
         ("trace model --text hi -o folder --overwrite", "qed-probe store"),
         ("trace model --text hi -o folder --resume", "qed-probe store"),
         ("trace model --text hi -o /", "root of the file system"),
@@ -114,6 +114,28 @@ def test_from_text_to_figures(place: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert call(monkeypatch, "plot one.zarr -o one.zarr") == 2
     assert "found a zarr store" in capfd.readouterr().err
     assert contents(place) == before
+
+
+def test_the_table_has_an_erase_column_only_with_an_address(monkeypatch: pytest.MonkeyPatch, place: Path, capfd: Capture) -> None:
+    for mixer in ("qed", "eda"):
+        config = replace(qp.read_config("model"), mixer=mixer)
+        qp.save_model(qp.LanguageModel(config), place / mixer)
+        assert call(monkeypatch, f"trace {mixer} --text hi -o {mixer}.zarr") == 0
+        _, heads, *_, legend, _ = capfd.readouterr().out.splitlines()
+        assert ("erase" in heads.split()) == ("ᾱγ" in legend) == (mixer == "eda")
+        assert {"decay", "delta"} < set(heads.split())
+        assert legend.startswith("Means, but for the extremes e min and e max. share")
+
+
+def test_resuming_with_other_prompts_says_what_made_the_store(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    assert call(monkeypatch, "trace model --text hi -o run.zarr") == 0
+    capfd.readouterr()
+    assert call(monkeypatch, "trace model --text ho -o run.zarr --resume") == 2
+    err = capfd.readouterr().err
+    assert "differ in prompts_digest" in err
+    assert err.endswith("; what made the store: qed-probe trace model --text hi -o run.zarr\n")
 
 
 def test_stopped_and_resumed_is_as_undisturbed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

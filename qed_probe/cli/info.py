@@ -33,7 +33,7 @@ def _store(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _checkpoint(path: Path) -> Iterator[tuple[str, object]]:
-    yield from qp.read_config(path).to_dict().items()
+    yield from qp.read_config(path).used().items()
     yield "size", _size(path)
     yield from qp.read_provenance(path).items()
 

@@ -1,5 +1,6 @@
 """What a terminal shows: tables on stdout, progress on stderr; rich, imported when used, draws both and heeds NO_COLOR."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,6 +9,8 @@ from typing import Protocol
 import typer
 
 UNFOLDED = 10_000
+SILENCE = 30.0
+"""Seconds between lines of progress where there is no terminal for a bar."""
 
 
 class Report(Protocol):
@@ -34,13 +37,20 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     """Print names and what they are, one a line."""
     typer.echo(title)
     for name, value in rows:
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"  {name:<18} {text}")
+        typer.echo(f"  {name:<18} {_fact(value)}")
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_fact(v)}" for k, v in value.items())
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Report]:
-    """A bar with tokens a second and the time left; yields its report. Draws nothing where stderr is no terminal."""
+    """A bar with tokens a second and the time left, or now and then a line where stderr is no terminal; yields its report."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -49,8 +59,13 @@ def progress(label: str) -> Iterator[Report]:
     columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), text, TimeRemainingColumn(elapsed_when_finished=True))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=None, rate="", note="")
+        said = time.monotonic()
 
         def report(done: int, total: int, note: str = "") -> None:
+            nonlocal said
+            if not console.is_terminal and time.monotonic() - said >= SILENCE:
+                said = time.monotonic()
+                typer.echo(f"{label}: {done / total:.0%} {note}".rstrip(), err=True)
             speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
             bar.update(task, completed=done, total=total, note=note, rate=f"{speed:,.0f} tokens/s" if speed else "")
 

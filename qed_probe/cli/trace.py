@@ -50,6 +50,14 @@ COLUMNS = {
     "budget_erase": "erase",
     "half_life": "half-life",
 }
+LEGEND = {
+    "correction_share": "share: ‖λρS̄ᵀd‖ / ‖y‖, the correction in the output",
+    "correction_across": "across: its part across the output",
+    "budget_decay": "decay: 1 − ᾱ of the memory is lost",
+    "budget_delta": "delta: ᾱβ is replaced",
+    "budget_erase": "erase: ᾱγ is erased at the address",
+    "half_life": "half-life: in tokens",
+}
 
 
 def trace(
@@ -130,10 +138,14 @@ def _integers(option: str, text: str | None) -> list[int] | None:
 
 
 def _show(summary: "xr.Dataset") -> None:
+    if qp.MIXERS[summary.attrs["mixer"]].address is None:
+        summary = summary.drop_vars("budget_erase", errors="ignore")  # 0 throughout
     per_unit = " / λ" if summary.attrs["per_unit_lambda"] else ""
     heads = {name: head + per_unit * name.startswith("correction") for name, head in COLUMNS.items() if name in summary}
     layers = summary["layer"].values
     rows = [[str(layer), *(screen.number(summary[name].values[i]) for name in heads)] for i, layer in enumerate(layers)]
-    screen.table("means over tokens and heads", ["layer", *heads.values()], rows)
+    screen.table("over tokens and heads", ["layer", *heads.values()], rows)
+    legend = "; ".join(text for name, text in LEGEND.items() if name in heads)
+    typer.echo(f"Means, but for the extremes e min and e max. {legend}.")
     if "accuracy" in summary:
         typer.echo(f"Right answers: {float(summary['accuracy']):.1%} of {int(summary['scored'])} prompts")

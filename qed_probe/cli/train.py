@@ -22,7 +22,9 @@ Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids
 Seed = Annotated[int, typer.Option(help="Seed of the weights and the data.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
 SaveBfloat16 = Annotated[bool, typer.Option("--save-bfloat16", help="Round the checkpoint's weights to bfloat16.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in DIR, with the same recipe: the number of steps cannot change.")
+]
 
 
 def train(

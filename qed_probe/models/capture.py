@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,17 +16,18 @@ from qed_probe.models.mixer import DeltaMixer, Observer
 class Captured:
     """One pass of one layer.
 
+    ``observation.records`` holds by name what the store's variables of that name hold, ``[B, T, H]`` (``read`` ``[B, T, H, V]``).
     ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate; ``initial_state``
     ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where the rows are the sequences.
     """
 
     layer: int
     mixer: Mixer
-    observation: Observation
-    output: Tensor
+    observation: Observation = field(repr=False)
+    output: Tensor = field(repr=False)
     scale: float
-    initial_state: Tensor | None
-    cu_seqlens: Tensor | None
+    initial_state: Tensor | None = field(repr=False)
+    cu_seqlens: Tensor | None = field(repr=False)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -42,6 +43,7 @@ def save(
     try:
         save_file(state, fresh[WEIGHTS], metadata={"format": "pt"})
         fresh[CONFIG].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        shutil.copymode(fresh[CONFIG], fresh[WEIGHTS])  # safetensors makes files that nobody else may read
         for name, path in fresh.items():
             os.replace(path, directory / name)
     except (OSError, SafetensorError) as error:

@@ -78,6 +78,18 @@ class ModelConfig:
         """All fields, ready for JSON."""
         return asdict(self)
 
+    def used(self) -> dict[str, Any]:
+        """The fields that mean something for this mixer."""
+        kind = MIXERS[self.mixer]
+        optional = {
+            "lambda_max": kind.direction is not None,
+            "address_rank": kind.address == "learned",
+            "lower_bound": kind.decay == "safe",
+            "edits": self.mixer == "deltaproduct",
+            "gate_max": kind.gate != "none",
+        }
+        return {name: value for name, value in self.to_dict().items() if optional.get(name, True)}
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -136,8 +136,7 @@ class Layout:
             "prompts_digest": _digest(self.fingerprints),
             "snapshots_digest": _digest(self.snapshots),
         }
-        attrs: dict[str, object] = json.loads(json.dumps({**own, **self.attrs}))
-        return attrs
+        return schema.plain(json.loads(json.dumps({**own, **self.attrs})))
 
     def lay_out(self, root: Path) -> None:
         """Create the store at ``root``: all metadata with its final shapes, and what is known already."""
@@ -155,7 +154,7 @@ class Layout:
         for key, start, values in self._values():
             for array in known[key]:
                 array[start : start + len(values)] = values.astype(array.dtype)
-        group.update_attributes({**json.loads(json.dumps(self.provenance)), **self.identity})
+        group.update_attributes({**schema.plain(json.loads(json.dumps(self.provenance))), **self.identity})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
             for name in groups[::-1]:

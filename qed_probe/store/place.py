@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from qed_probe.errors import StoreError
+from qed_probe.store import schema
 
 
 def sibling(path: Path, kind: str) -> Path:
@@ -34,7 +35,7 @@ def stored_attrs(path: Path) -> dict[str, object]:
         raise StoreError(
             f"{path}: expected a qed-probe store (a zarr v3 group with attribute qed_probe_schema), found something else"
         )
-    return dict(attrs)
+    return schema.plain(attrs)
 
 
 def lock(path: Path) -> int:

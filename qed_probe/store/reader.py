@@ -12,14 +12,18 @@ import xarray as xr
 from qed_probe.errors import StoreError
 from qed_probe.store import place, schema
 
+IN_MEMORY = 1 << 24
+"""Tokens up to which the coordinates of all stores together are loaded."""
+
 
 class IncompleteStoreWarning(UserWarning):
     """The store was not finished: part of it reads as NaN."""
 
 
 def open(*paths: str | Path) -> xr.Dataset:
-    """Open trace stores of one checkpoint, lazily, as one Dataset.
+    """Open trace stores of one checkpoint as one Dataset, the records lazily.
 
+    Coordinates are in memory, text as numpy's fixed-width strings, unless there are more than 2²⁴ tokens: then they are lazy too.
     Later stores follow along ``token``, ``prompt``, ``mark`` and ``boundary``. The coordinate ``complete(token)`` and the
     attribute ``complete`` say what is there: where a block is not, records are NaN and texts empty, as are marks in it and
     outcomes of prompts that reach into it. Warns with IncompleteStoreWarning. Raises StoreError for a path that is no store or
@@ -45,7 +49,9 @@ def _open_all(paths: tuple[str | Path, ...], group: str = "") -> xr.Dataset:
     for path in paths:
         stores.append(_open(Path(path), group))
         _check_together(stores[0], stores[-1], f"{paths[0]} and {path}")
-    return stores[0] if len(stores) == 1 else _join(stores)
+    ds = stores[0] if len(stores) == 1 else _join(stores)
+    del ds.attrs["variables"]  # which the Dataset itself shows, and an attribute of that name breaks scipy's netCDF files
+    return _with_coordinates_loaded(ds) if ds.sizes["token"] <= IN_MEMORY else ds
 
 
 def _open(path: Path, group: str) -> xr.Dataset:
@@ -54,8 +60,8 @@ def _open(path: Path, group: str) -> xr.Dataset:
     if version != schema.SCHEMA_VERSION:
         raise StoreError(f"{path}: expected schema version {schema.SCHEMA_VERSION}, found {version}; a newer qed-probe reads it")
     if group and not (path / group).is_dir():
-        option = {"inputs": "--save-inputs", "states": "--state-at"}[group]
-        raise StoreError(f"{path}: expected group {group}, found none; trace with {option}")
+        setting = {"inputs": "save_inputs", "states": "state_at"}[group]
+        raise StoreError(f"{path}: expected group {group}, found none; a trace with {setting} keeps it")
     # An absolute path: xarray would take "a:b" for a URL.
     root: xr.Dataset = xr.open_zarr(os.path.abspath(path), chunks={}, consolidated=True)
     ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks={}, consolidated=True) if group else root
@@ -63,9 +69,16 @@ def _open(path: Path, group: str) -> xr.Dataset:
     if not complete.all():
         ds = _mask(ds, group, complete)
         kept = f"{complete.sum()} of {len(complete)} tokens are complete, the others read as NaN"
-        warnings.warn(f"{path}: {kept}; --resume finishes it", IncompleteStoreWarning, stacklevel=4)
+        warnings.warn(f"{path}: {kept}; resume finishes it", IncompleteStoreWarning, stacklevel=4)
     ds = ds.assign_coords(complete=("token", complete)).drop_vars("done", errors="ignore")
-    return ds.assign_attrs(root.attrs, complete=bool(complete.all()))
+    return ds.assign_attrs(schema.plain(root.attrs), complete=int(complete.all()))
+
+
+def _with_coordinates_loaded(ds: xr.Dataset) -> xr.Dataset:
+    """In memory xarray can group and select by them; netCDF and ``astype(str)`` take no strings of variable width."""
+    loaded = {name: x.load() for name, x in ds.coords.items()}
+    texts = {name: x.astype(object).astype(str) for name, x in loaded.items() if x.dtype.kind in "OT"}
+    return ds.assign_coords(loaded | texts)
 
 
 def _mask(ds: xr.Dataset, group: str, complete: np.ndarray) -> xr.Dataset:
@@ -88,8 +101,17 @@ def _mask(ds: xr.Dataset, group: str, complete: np.ndarray) -> xr.Dataset:
 
 def _check_together(one: xr.Dataset, other: xr.Dataset, paths: str) -> None:
     for name in schema.SHARED_ATTRS:
-        if one.attrs.get(name) != other.attrs.get(name):
-            raise StoreError(f"{paths} do not belong together: {name} is {one.attrs.get(name)} and {other.attrs.get(name)}")
+        a, b = one.attrs.get(name), other.attrs.get(name)
+        if a != b:
+            differ = _apart(str(a), str(b)) if name == "variables" else f"{name} is {a} and {b}"
+            raise StoreError(f"{paths} do not belong together: {differ}")
+
+
+def _apart(one: str, other: str) -> str:
+    """Which variables only one of two stores has."""
+    a, b = set(one.split(", ")), set(other.split(", "))
+    only = {"first": a - b, "second": b - a}
+    return "; ".join(f"only the {which} has {', '.join(sorted(names))}" for which, names in only.items() if names)
 
 
 def _join(stores: list[xr.Dataset]) -> xr.Dataset:
@@ -114,7 +136,7 @@ def _join(stores: list[xr.Dataset]) -> xr.Dataset:
         )
         joined = joined.merge(part, compat="override", join="override")
     common = {k: v for k, v in stores[0].attrs.items() if all(ds.attrs.get(k) == v for ds in stores)}
-    joined.attrs = {**common, "complete": all(ds.attrs["complete"] for ds in stores)}
+    joined.attrs = {**common, "complete": min(ds.attrs["complete"] for ds in stores)}
     return joined
 
 

@@ -76,7 +76,7 @@ COORDINATES = (
 BOOKKEEPING = (
     Variable("done", ("block",), "uint8", "1", "1 where every token of the block is complete"),
     Variable("lambda", ("layer", "head"), "float32", "1", "strength of the added direction", "λ, after strength", static=True),
-    Variable("nll", ("token",), "float32", "nat", "negative log likelihood of the token", "−ln p(token | earlier)"),
+    Variable("nll", ("token",), "float32", "nat", "negative log likelihood", "−ln p(token | earlier), NaN at first tokens"),
     Variable("correct", ("prompt",), "float32", "1", "1 where the answer was right, 0 where wrong"),
 )
 
@@ -144,6 +144,20 @@ SHARED_ATTRS = (
     "mixer", "checkpoint_digest", "dtype", "strength", "gate_max", "lambda_max", "scale",
     "layers", "heads", "key", "value", "edits", "variables",
 )  # fmt: skip
+
+
+def plain(attrs: Mapping[str, object]) -> dict[str, object]:
+    """Attributes as netCDF can hold them: numbers and strings, a list of names or a table of versions as one string."""
+    return {name: _plain(value) for name, value in attrs.items()}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case {**table}:
+            return ", ".join(f"{name} {x}" for name, x in table.items())
+        case [str(), *_]:
+            return ", ".join(map(str, value))
+    return value
 
 
 def detail(name: str) -> Variable:

@@ -33,7 +33,7 @@ def create(path: str | Path, layout: Layout, *, overwrite: bool = False) -> "Wri
         if os.path.lexists(path):
             if not overwrite:
                 raise StoreError(
-                    f"{path}: expected nothing there, found something; --resume finishes a store, --overwrite replaces it"
+                    f"{path}: expected nothing there, found something; resume finishes a store, overwrite replaces it"
                 )
             place.stored_attrs(path)
         place.sweep(path)
@@ -51,7 +51,7 @@ def resume(path: str | Path, layout: Layout) -> "Writer":
     """Go on with an incomplete store; ``Writer.first_token`` says where.
 
     Raises StoreError, and touches nothing, if there is no store, if another process writes it, or if its identity differs
-    from the layout's, naming what differs.
+    from the layout's, naming what differs and the command that made the store.
     """
     path = Path(os.path.realpath(path))
     with _held(path, "nothing was changed") as held:
@@ -60,7 +60,8 @@ def resume(path: str | Path, layout: Layout) -> "Writer":
         differs = [name for name, value in layout.identity.items() if stored.get(name) != value]
         if differs:
             pairs = (f"{name} (expected {_short(layout.identity[name])}, found {_short(stored.get(name))})" for name in differs)
-            raise StoreError(f"{path}: this run cannot finish that store, they differ in {', '.join(pairs)}")
+            made = f"; what made the store: {stored['command']}" if stored.get("command") else ""
+            raise StoreError(f"{path}: this run cannot finish that store, they differ in {', '.join(pairs)}{made}")
         for leftover in path.rglob("*.partial"):
             leftover.unlink()
         return Writer(path, path, layout, held)
@@ -233,7 +234,7 @@ class Writer:
         try:
             yield
         except OSError as error:
-            whole = f"{self.first_token} of {self.layout.sizes['token']} tokens are complete, and --resume goes on from there"
+            whole = f"{self.first_token} of {self.layout.sizes['token']} tokens are complete, and resume goes on from there"
             kept = whole if self._root == self.path else "the store that was to be replaced is as it was"
             raise StoreError(f"{self.path}: writing failed: {error.strerror or error}; {kept}") from error
 

@@ -79,15 +79,15 @@ def text_prompts(texts: Iterable[str], tokenizer: Tokenizer | None) -> Sequence[
 
     Raises InputError if there is no text or an empty one, or no tokenizer.
     """
-    return _some([Prompt(_encode(text, tokenizer, f"text {i}")) for i, text in enumerate(texts, 1)], "--text")
+    return _some([Prompt(_encode(text, tokenizer, f"text {i}")) for i, text in enumerate(texts, 1)], "the texts")
 
 
 def file_prompts(path: str | Path, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
     """One prompt a line of a UTF-8 file, which is read again for each prompt that is asked for.
 
     A line is plain text, or, in a ``.jsonl`` file, an object with ``"text"`` or ``"tokens"``, a list of ids, which needs no
-    tokenizer. Raises InputError, with file and line, for a file that cannot be read or is not UTF-8, an empty prompt and a line
-    that holds no prompt.
+    tokenizer. Empty lines at the end are ignored. Raises InputError, with file and line, for a file that cannot be read or is not
+    UTF-8, an empty prompt and a line that holds no prompt.
     """
     path = Path(path)
     opened, starts = _opener(path), array("q")
@@ -105,8 +105,11 @@ def file_prompts(path: str | Path, tokenizer: Tokenizer | None) -> Sequence[Prom
     start = 0
     with opened() as file:
         for index, line in enumerate(file):
-            parse(line, index)
-            starts.append(start)
+            if line not in (b"\n", b"\r\n"):
+                if len(starts) < index:
+                    parse(b"", len(starts))  # an empty line before this one, which is refused
+                parse(line, index)
+                starts.append(start)
             start += len(line)
     return _some(LazyPrompts(len(starts), make), str(path))
 

@@ -56,7 +56,7 @@ def trace(
     run, CheckpointError, StoreError, and CheckFailed if a replay disagrees with the model.
     """
     if resume and overwrite:
-        raise InputError("expected --resume or --overwrite, found both")
+        raise InputError("expected resume or overwrite, found both")
     plan = make_plan(checkpoint, prompts, **settings)
     going_on = resume and Path(output).exists()
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
