@@ -24,13 +24,14 @@ class Read:
     """What the memory gave back.
 
     With Ŝ the decayed memory before a token's first edit: ``y`` ``[B, T, H, V]`` is Sᵀq after the last edit, without the output's
-    scale, and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp
-    and ``decayed_a`` ``[B, T, H, M, V]`` Ŝᵀa, both with no rows where no probes were given; ``final_state`` ``[N, H, K, V]``;
-    ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last; ``states``
-    ``[positions, H, K, V]``.
+    scale, ``overlap`` ``[B, T, H, M]`` qᵀk and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote;
+    ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp and ``decayed_a`` ``[B, T, H, M, V]`` Ŝᵀa, both with no rows where no probes were given;
+    ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last;
+    ``states`` ``[positions, H, K, V]``.
     """
 
     y: Tensor
+    overlap: Tensor
     decayed_y: Tensor
     residual: Tensor
     probes: Tensor
@@ -96,6 +97,7 @@ def recurrence(
     none = wrote[..., :0, :]
     return Read(
         y=y,
+        overlap=overlap,
         decayed_y=decayed_y,
         residual=wrote,
         probes=none if probes is None else read(1, slice(None)),

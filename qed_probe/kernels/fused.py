@@ -83,6 +83,7 @@ def recurrence(
     none = y[..., None, :][..., :0, :]
     return Read(
         y=y,
+        overlap=overlap[..., 0],
         decayed_y=decayed_y,
         residual=wrote.view(B, T, H, M, V),
         probes=none if probes is None else torch.stack([heard(x, by) for x, by in zip(p, by_p, strict=True)], -2),

@@ -13,7 +13,7 @@ def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str,
     The probes read the decayed memory Ŝ; the memory that the main edit reads is S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
     """
     k, a = ready.k[..., ready.main, :], ready.a[..., ready.main, :]
-    rho, overlap, key_norm = _dot(ready.q, k), _dot(a, k), _norm(k)
+    rho, overlap, key_norm = read.overlap[..., ready.main], _dot(a, k), _norm(k)
     overlap_base = overlap if mixer.direction is None else _dot(ready.base, k)
     norm = operator_norm(k, a, overlap, key_norm)
     unit = key_norm if tokens.removal_key is None else _norm(tokens.removal_key)
@@ -133,6 +133,8 @@ def _read_norm(x: Tensor) -> Tensor:
     norm = _norm(x)
     # After strong decay the squares of float32 reads underflow.
     tiny = norm < 1e-15
+    if not tiny.any():
+        return norm
     return norm.masked_scatter(tiny, torch.linalg.vector_norm(x[tiny], dim=-1, dtype=torch.float64).to(x.dtype))
 
 
@@ -141,5 +143,6 @@ def _cosine(x: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> Tensor:
     size = x_norm.double() * y_norm.double()
     tiny = size < 1e-30
     overlap = _dot(x, y).double()
-    overlap = overlap.masked_scatter(tiny, _dot(x[tiny].double(), y[tiny].double()))
+    if tiny.any():
+        overlap = overlap.masked_scatter(tiny, _dot(x[tiny].double(), y[tiny].double()))
     return (overlap / size.where(size > 0, 1)).clamp(-1, 1).to(x.dtype)
