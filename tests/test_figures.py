@@ -232,7 +232,9 @@ def test_strip_says_where_its_colours_end_and_which_prompt_it_shows() -> None:
 def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
     text = "$\\alpha_{x$ 漢\x00\x1b🙂é \\n"
     ds = synthetic_store(1, 1, 1, text, records={"read_norm": 0})
-    _drawn(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
+    figure = figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))
+    _drawn(figure)
+    assert f"all {ds.sizes['token']} tokens" in _texts(figure).replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "tokens-read"])

@@ -95,32 +95,6 @@ def segments(ends: tuple[int, ...]) -> list[Segment]:
     return spans
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
-    """Lay packed sequences with these boundaries out in chunks of ``size`` tokens; what is cached here may meet gradients."""
-    lengths = torch.tensor(ends).diff()
-    counts = -(-lengths // size)
-    first = counts.cumsum(0) - counts
-    chunks = int(counts.sum())
-    slot = None
-    if chunks * size != ends[-1]:
-        sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        slot = (first[sequence] * size + torch.arange(ends[-1]) - torch.tensor(ends)[sequence]).to(device)
-    order = torch.argsort(counts, descending=True, stable=True)
-    falling = counts[order]
-    steps = [first[order[: int((falling > step).sum())]] + step for step in range(int(counts.max()))]
-    after = torch.argsort(torch.cat([*steps, first[:0]])) + len(lengths)
-    starts = after.roll(1).index_copy(0, first[order[counts[order] > 0]], torch.arange(int((counts > 0).sum())))
-    even = 0 < int(falling[-1]) == len(steps)
-    of_chunk = torch.repeat_interleave(torch.arange(len(lengths)), counts)
-    within = torch.arange(chunks) - first[of_chunk]
-    marked = (((within + 1) * size) % MARK == 0) | (within + 1 == counts[of_chunk])
-    # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
-    picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
-    return Grid(size, chunks, slot, order.to(device), picks, None if even else starts.to(device), after[marked].to(device))
-
-
 @dataclass(frozen=True)
 class ChunkTable:
     """The chunks of packed sequences: the ``first`` token and the ``size`` of each, which sequence's they are, and marks.
@@ -148,3 +122,24 @@ def chunk_table(ends: tuple[int, ...], size: int, device: torch.device) -> Chunk
     first = torch.tensor(ends)[of_chunk] + within * size
     columns = (first, left.clamp(max=size).int(), bounds, marked.nonzero()[:, 0])
     return ChunkTable(*(x.to(device) for x in columns))
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def grid(ends: tuple[int, ...], size: int, device: torch.device) -> Grid:
+    """Lay packed sequences with these boundaries out in chunks of ``size`` tokens; what is cached here may meet gradients."""
+    table = chunk_table(ends, size, torch.device("cpu"))
+    lengths, counts = torch.tensor(ends).diff(), table.chunks.diff()
+    first, chunks, slot = table.chunks[:-1], len(table.first), None
+    if chunks * size != ends[-1]:
+        sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        slot = (first[sequence] * size + torch.arange(ends[-1]) - torch.tensor(ends)[sequence]).to(device)
+    order = torch.argsort(counts, descending=True, stable=True)
+    falling = counts[order]
+    steps = [first[order[: int((falling > step).sum())]] + step for step in range(int(counts.max()))]
+    after = torch.argsort(torch.cat([*steps, first[:0]])) + len(lengths)
+    starts = after.roll(1).index_copy(0, first[order[counts[order] > 0]], torch.arange(int((counts > 0).sum())))
+    even = 0 < int(falling[-1]) == len(steps)
+    # Equal lengths, the usual batch, are strided views of the grid; the rest is gathered.
+    picks = [slice(step, None, len(steps)) if even else at.to(device) for step, at in enumerate(steps)]
+    return Grid(size, chunks, slot, order.to(device), picks, None if even else starts.to(device), after[table.marked].to(device))

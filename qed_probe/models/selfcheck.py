@@ -34,7 +34,9 @@ def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
     _compare(captured, captured.output[0, span].index_select(1, pick), captured.scale * y, pick, tolerance, start, "output")
     if "read" in seen.records:
         recorded = seen.records["read"][0, span].index_select(1, pick)
-        _compare(captured, recorded, read, pick, TOLERANCE[torch.float32], start, "read S̄ᵀd")
+        # The records are float32 whatever the model's dtype, but Triton's programs keep what is between them in the model's.
+        tolerance = tolerance if seen.backend == "triton" else TOLERANCE[torch.float32]
+        _compare(captured, recorded, read, pick, tolerance, start, "read S̄ᵀd")
 
 
 def check_layer(captured: Captured, start: int = 0) -> None:
@@ -45,6 +47,7 @@ def check_layer(captured: Captured, start: int = 0) -> None:
         initial_state=captured.initial_state,
         cu_seqlens=captured.cu_seqlens,
         chunk=16,
+        backend="torch",
     )
     heads = torch.arange(again.y.shape[2])
     tolerance = TOLERANCE[captured.output.dtype]
