@@ -187,6 +187,18 @@ def test_gradients_equal_the_oracles(mixer: str) -> None:
         assert error(ours, theirs) < 1e-10, name
 
 
+@pytest.mark.parametrize("mixer", ["linear", "deltanet", "eda"])
+def test_records_of_an_empty_memory_and_closed_gates_have_gradients(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=3, gate=0.0)
+    k, v = tokens.k.clone().requires_grad_(), tokens.v.clone().requires_grad_()
+    records = run(MIXERS[mixer], replace(tokens, k=k, v=v), record=True).records
+    torch.autograd.backward([x.sum() for x in records.values() if x.requires_grad])
+    assert k.grad is not None
+    assert v.grad is not None
+    assert k.grad.isfinite().all()
+    assert v.grad.isfinite().all()
+
+
 def test_gradients_survive_a_wiped_memory() -> None:
     tokens = make_tokens("qed", T=40)
     assert tokens.g is not None

@@ -1,10 +1,11 @@
 """The recurrence in chunks, in plain PyTorch: any mixer, any device, differentiable, any probe read in the same pass.
 
-Inside a chunk the residuals ``r`` of all edits solve one unit lower-triangular system::
+Inside a chunk what the edits read, ``P``, solves one unit lower-triangular system::
 
-    (I + L) R = U − A₀S₀,   L[(i,m), (j,n)] = a_imᵀ Diag(Π_{j<l≤i} exp g_l) k_jn   for (j,n) before (i,m)
+    (I + L) P = LU + A₀S₀,   L[(i,m), (j,n)] = a_imᵀ Diag(Π_{j<l≤i} exp g_l) k_jn   for (j,n) before (i,m)
 
-and the chunk's last state is ``(Π exp g) S₀ + K_endᵀ R``. Decays are only ever multiplied: blocks of s tokens are joined to
+what they write is ``R = U − P``, and the chunk's last state is ``(Π exp g) S₀ + K_endᵀR``. Solving for R would lose P where the
+memory holds little beside what is written. Decays are only ever multiplied: blocks of s tokens are joined to
 blocks of 2s, the rows of the second half carrying the decay from the joint to themselves, the columns of the first half the
 decay from themselves to the joint. Every factor lies in [0, 1], so decays down to exp(−∞) = 0 neither overflow nor cancel, and
 no token's result depends on a later one, to the bit.
@@ -24,18 +25,18 @@ class Read:
     """What the memory gave back.
 
     With Ŝ the decayed memory before a token's first edit: ``y`` ``[B, T, H, V]`` is Sᵀq after the last edit, without the output's
-    scale, ``overlap`` ``[B, T, H, M]`` qᵀk and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is what each edit wrote;
-    ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp and ``decayed_a`` ``[B, T, H, M, V]`` Ŝᵀa, both with no rows where no probes were given;
-    ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last;
-    ``states`` ``[positions, H, K, V]``.
+    scale, ``overlap`` ``[B, T, H, M]`` qᵀk and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is u − Sᵀa, what each edit
+    wrote, and ``found`` ``[B, T, H, M, V]`` Sᵀa, what it read; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp. The last two have no rows
+    where no probes were given. ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of
+    each sequence and its last; ``states`` ``[positions, H, K, V]``.
     """
 
     y: Tensor
     overlap: Tensor
     decayed_y: Tensor
     residual: Tensor
+    found: Tensor
     probes: Tensor
-    decayed_a: Tensor
     final_state: Tensor
     state_norm: Tensor
     states: Tensor
@@ -71,16 +72,18 @@ def recurrence(
     per_token = 1 << (M - 1).bit_length()
     layout = grid(ends, min(max(chunk // per_token, 1), 1 << max(longest - 1, 0).bit_length()), q.device)
     c, w = (_fill(layout, x, dtype).contiguous() for x in (k, u))
+    w = w.flatten(2, 3)
     # Probes are products of their own: asking for them leaves the bits of y as they are.
     rows = [torch.cat([_fill(layout, x, dtype) for x in (a, q[..., None, :])], -2)]
     rows += [] if probes is None else [_fill(layout, probes, dtype).contiguous()]
     within, entering, leaving, total = _couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
     lower = _add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3)
-    known = torch.cat([entering[0][..., :M, :], w], -1).flatten(2, 3)
-    seen, written = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
+    known = torch.cat([entering[0][..., :M, :].flatten(2, 3), lower @ w], -1)
+    seen, found = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
     carry = _add(torch.diag_embed(total.expand(*total.shape[:2], K)), leaving, seen, sign=-1)
-    starts, norms, final = _scan(layout, carry, leaving @ written, state.to(dtype))
-    residual = written - seen @ starts
+    starts, norms, final = _scan(layout, carry, leaving @ (w - found), state.to(dtype))
+    found = torch.baddbmm(found.flatten(0, 1), seen.flatten(0, 1), starts.flatten(0, 1)).view_as(w)
+    residual = w - found
 
     def by_token(x: Tensor) -> Tensor:
         rows = x.shape[2] // layout.size
@@ -100,8 +103,8 @@ def recurrence(
         overlap=overlap,
         decayed_y=decayed_y,
         residual=wrote,
+        found=none if probes is None else by_token(found),
         probes=none if probes is None else read(1, slice(None)),
-        decayed_a=none if probes is None else read(0, slice(M)),
         final_state=final,
         state_norm=norms,
         states=states(layout, states_at, starts, *(x.to(dtype).flatten(0, 1) for x in (g, k, wrote))),

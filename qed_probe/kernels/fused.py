@@ -81,13 +81,19 @@ def recurrence(
     for m in range(M):
         y = torch.addcmul(y, overlap[..., m, :], wrote.view(B, T, H, M, V)[..., m, :])
     none = y[..., None, :][..., :0, :]
+    found = none
+    if probes is not None:
+        found = heard(a, by_a)
+        for m in range(1, M):
+            own = torch.linalg.vecdot(a[:, :, m, None].float(), k[:, :, :m].float()).view(B, T, H, m, 1)
+            found[..., m, :] += (own * wrote.view(B, T, H, M, V)[..., :m, :]).sum(-2)
     return Read(
         y=y,
         overlap=overlap[..., 0],
         decayed_y=decayed_y,
         residual=wrote.view(B, T, H, M, V),
+        found=found,
         probes=none if probes is None else torch.stack([heard(x, by) for x, by in zip(p, by_p, strict=True)], -2),
-        decayed_a=none if probes is None else heard(a, by_a),
         final_state=final,
         state_norm=squares.sum(-1).sqrt()[table.marked],
         states=states(layout, states_at, starts.float(), g.float(), k.float(), wrote),

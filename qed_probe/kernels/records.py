@@ -10,7 +10,7 @@ from qed_probe.kernels.mixers import Edits, Mixer, Tokens
 def records(mixer: Mixer, tokens: Tokens, ready: Edits, read: Read) -> dict[str, Tensor]:
     """Every record that this mixer can have, from tokens as ``checked`` returns them and a pass that was probed with d.
 
-    The probes read the decayed memory Ŝ; the memory that the main edit reads is S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
+    The probes read the decayed memory Ŝ; from the memory that the main edit reads, S̄ᵀp = Ŝᵀp + Σ_{m<main} (pᵀk_m) r_m.
     """
     k, a = ready.k[..., ready.main, :], ready.a[..., ready.main, :]
     rho, overlap, key_norm = read.overlap[..., ready.main], _dot(a, k), _norm(k)
@@ -54,7 +54,7 @@ def operator_norm(k: Tensor, a: Tensor, overlap: Tensor, key_norm: Tensor) -> Te
         return (1 - overlap).abs()
     along = overlap / key_norm.square().where(key_norm > 0, 1)
     across = key_norm * _norm(torch.addcmul(a, along[..., None], k, value=-1))
-    return (torch.hypot(overlap, across) + torch.hypot(2 - overlap, across)) / 2
+    return (_hypot(overlap, across) + _hypot(2 - overlap, across)) / 2
 
 
 def _decay_records(g: Tensor) -> dict[str, Tensor]:
@@ -72,11 +72,9 @@ def _decay_records(g: Tensor) -> dict[str, Tensor]:
 def _direction_records(
     tokens: Tokens, ready: Edits, d: Tensor, read: Read, rho: Tensor, output_norm: Tensor
 ) -> dict[str, Tensor]:
-    by_a, by_d = read.decayed_a[..., ready.main, :], read.probes[..., 0, :]
+    by_a, by_d = read.found[..., ready.main, :], read.probes[..., 0, :]
     for edit in range(ready.main):
-        k, written = ready.k[..., edit, :], read.residual[..., edit, :]
-        by_a = torch.addcmul(by_a, _dot(ready.a[..., ready.main, :], k)[..., None], written)
-        by_d = torch.addcmul(by_d, _dot(d, k)[..., None], written)
+        by_d = torch.addcmul(by_d, _dot(d, ready.k[..., edit, :])[..., None], read.residual[..., edit, :])
     read_norm = _read_norm(by_d)
     if tokens.lam is None:
         lam, by_base, without, without_norm = torch.zeros_like(rho[0, 0]), by_a, read.y, output_norm
@@ -98,7 +96,10 @@ def _direction_records(
 def _address_records(ready: Edits, read: Read, at: int, beta: Tensor, gamma: Tensor) -> dict[str, Tensor]:
     address = ready.a[..., at, :]
     cosine, query = _dot(address, ready.k[..., ready.main, :]), _dot(ready.q, address)
-    address_read = _read_norm(read.decayed_a[..., at, :])
+    by_address = read.found[..., at, :]
+    if at > ready.main:
+        by_address = torch.addcmul(by_address, cosine[..., None], read.residual[..., ready.main, :], value=-1)
+    address_read = _read_norm(by_address)
     return {
         "address_cosine": cosine,
         "query_address": query,
@@ -125,8 +126,13 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    # A root is the faster, but has no gradient at 0.
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1) if torch.is_grad_enabled() else _dot(x, x).sqrt()
     return norm
+
+
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    return _norm(torch.stack([x, y], -1)) if torch.is_grad_enabled() else torch.hypot(x, y)
 
 
 def _read_norm(x: Tensor) -> Tensor:
