@@ -16,8 +16,8 @@ EDITS, CHANNELS = 4, 256
 """What the Triton programs take at most: edits a token, key and value channels."""
 
 
-def choose(choice: Choice, tokens: Tokens, dtype: torch.dtype) -> Backend:
-    """The backend that runs these tokens, as ``checked`` returns them, whose values were of this dtype.
+def choose(choice: Choice, tokens: Tokens) -> Backend:
+    """The backend that runs these tokens, as ``checked`` returns them.
 
     ``auto`` is Triton on a CUDA device where it is there, takes these sizes, is the faster (values of 16 bits, or at most 64
     channels: exact products are slow) and no gradient is asked for, else PyTorch. Raises InputError for a choice that is none or
@@ -30,7 +30,8 @@ def choose(choice: Choice, tokens: Tokens, dtype: torch.dtype) -> Backend:
     hindrance = _hindrance(tokens)
     if choice == "triton" and hindrance:
         raise InputError(f"backend: expected triton, found {hindrance}")
-    faster = tokens.q.device.type == "cuda" and (dtype != torch.float32 or max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64)
+    small = max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64
+    faster = tokens.q.device.type == "cuda" and (tokens.v.dtype != torch.float32 or small)
     return "triton" if choice == "triton" or (faster and not hindrance) else "torch"
 
 
