@@ -27,6 +27,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(autouse=True, params=[0, 1 << 20], ids=["in-chunks", "one-by-one"])
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with the programs for long sequences and with those for short ones."""
+    monkeypatch.setattr("qed_probe.kernels.fused.SHORT", request.param)
+
+
 @pytest.fixture(autouse=True)
 def _nan_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Tensor.new_empty

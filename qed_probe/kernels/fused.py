@@ -1,5 +1,6 @@
 """A layer's pass by Triton programs: what ``chunked`` and ``records`` do, on a GPU."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ from qed_probe.kernels.programs import read as reading
 from qed_probe.kernels.programs.couple import BLOCK, couple, couple_deep, invert
 from qed_probe.kernels.programs.prepare import decay, prepare
 from qed_probe.kernels.programs.read import PARTS, conclude, read
+from qed_probe.kernels.programs.recur import recur
 from qed_probe.kernels.programs.scan import join, scan, summarize
 from qed_probe.kernels.programs.solve import solve
 
 PROGRAMS, RUN = 384, 16
 """Instances of the scan that a GPU runs well side by side, and the fewest chunks that are worth an instance."""
-PART = 16
+PART, SHORT = 16, 64
+"""Values that a program shares in where there are few, and tokens up to which sequences are gone through one by one."""
 GATES, SOURCES = ("none", "scalar", "channel", "in-context"), (None, "query", "random")
 
 
@@ -48,10 +51,15 @@ def run(
     are float32.
     """
     x = _inputs(mixer, tokens, ends, record=record)
+    x["STATES"] = bool(states_at)
     _prepare(x)
-    _couple(x)
-    _scan(x, state.contiguous(), ends)
-    _read(x)
+    if max(b - a for a, b in itertools.pairwise(ends)) <= SHORT:
+        _recur(x, state.contiguous())
+    else:
+        _decay(x)
+        _couple(x)
+        _scan(x, state.contiguous(), ends)
+        _read(x)
     shape, rows = tokens.v.shape[:3], x["ROWS"] // x["MP"]
     found = {"y": x["y"].view(*shape, -1), "states": _states(mixer, tokens, x["starts"], x["found"], ends, rows, states_at)}
     return found | (_records(mixer, x, shape, ends) if record else {}), x["final"]
@@ -99,18 +107,22 @@ def _block(size: int, largest: int) -> int:
 
 
 def _prepare(x: Pass) -> None:
-    T, n, H, K, M, G, blocks = len(x["q"]), len(x["first"]), x["H"], x["K"], x["M"], x["G"], x["ROWS"] // BLOCK
+    T, n, H, K, M, blocks = len(x["q"]), len(x["first"]), x["H"], x["K"], x["M"], x["ROWS"] // BLOCK
     kept, noted = x["v"].dtype, (T, H) if x["RECORD"] else (0, 0)
     scaled, own = torch.float32 if kept == torch.float32 else torch.float16, x["ADDRESS"] >= 0 or x["GATE"] == 3
     x |= {
         "a": x.new(T, H, M, K, dtype=scaled), "a_size": x.new(T, H, M), "d": x.new(*noted, K, dtype=scaled),
         "d_size": x.new(*noted),         "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
-        "since": x.new(T, H, G), "until": x.new(T, H, G), "totals": x.new(n, H, blocks, G), "least": x.new(n, H, blocks),
         "by_q": x.new(T, H, M), "by_d": x.new(*noted, M), "edit_eigenvalue": x.new(*noted, M),
         "prepared": x.new(len(preparing.NOTES), *noted),
     }  # fmt: skip
-    x.launch(decay, n * blocks, H, BG=1 << (G - 1).bit_length(), num_warps=1)
     x.launch(prepare, n * blocks, H, BK=_block(K, 256))
+
+
+def _decay(x: Pass) -> None:
+    T, n, H, G, blocks = len(x["q"]), len(x["first"]), x["H"], x["G"], x["ROWS"] // BLOCK
+    x |= {"since": x.new(T, H, G), "until": x.new(T, H, G), "totals": x.new(n, H, blocks, G), "least": x.new(n, H, blocks)}
+    x.launch(decay, n * blocks, H, BG=1 << (G - 1).bit_length(), num_warps=1)
 
 
 def _couple(x: Pass) -> None:
@@ -154,15 +166,36 @@ def _scan(x: Pass, state: Tensor, ends: tuple[int, ...]) -> None:
 
 
 def _read(x: Pass) -> None:
+    BK, BV = _block(x["K"], 32 if x["PRECISION"] == "ieee" else 64), _block(x["V"], 64)
+    blocks = _outputs(x, BV)
+    x.launch(read, len(x["first"]), x["H"], blocks, BK=BK, BV=BV)
+    _conclude(x, blocks)
+
+
+def _recur(x: Pass, state: Tensor) -> None:
+    (N, H, K, V), n, states = state.shape, len(x["first"]), x["STATES"]
+    BK, BV = _block(K, 256), _block(V, 32)
+    blocks = _outputs(x, BV)
+    x |= {"initial": state, "final": x.new(N, H, K, V), "squares": x.new(n, H, blocks)}
+    x |= {"found": x.new(n if states else 0, H, x["ROWS"], V), "starts": x.new(n if states else 0, H, K, V)}
+    x.launch(recur, N, H, blocks, BK=BK, BV=BV)
+    _conclude(x, blocks)
+
+
+def _outputs(x: Pass, BV: int) -> int:
+    """Room for what is read, in blocks of values; the number of blocks."""
+    blocks: int = -(-x["V"] // BV)
     T, H, V, place = len(x["q"]), x["H"], x["V"], preparing.NOTES.index("address_cosine")
+    noted = (T, H) if x["RECORD"] else (0, 0)
     x |= {"y": x.new(T, H, V), "heard": x.new(T if x["PROBE"] else 0, H, V)}
-    BK, BV = _block(x["K"], 32 if x["PRECISION"] == "ieee" else 64), _block(V, 64)
-    blocks, noted = triton.cdiv(V, BV), (T, H) if x["RECORD"] else (0, 0)
     x |= {"parts": x.new(blocks, PARTS.value, *noted), "noted": x.new(len(reading.NOTES), *noted)}
     x |= {"cosine": x["prepared"][place], "query": x["prepared"][place + 1]}
-    x.launch(read, len(x["first"]), H, blocks, BK=BK, BV=BV)
+    return blocks
+
+
+def _conclude(x: Pass, blocks: int) -> None:
     if x["RECORD"]:
-        x.launch(conclude, triton.cdiv(T * H, 512), BLOCKS=blocks, BN=512)
+        x.launch(conclude, triton.cdiv(x["step"], 512), BLOCKS=blocks, BN=512)
 
 
 def _records(mixer: Mixer, x: Pass, shape: tuple[int, ...], ends: tuple[int, ...]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ TINY = tl.constexpr(1e-30)
 
 
 @triton.jit
-def _norm(x):
+def norms(x):
     """Row norms; where a square would leave float32's range, of rows divided by a power of two, which changes no other bit."""
     square, size = tl.sum(x * x, 1), tl.full([x.shape[0]], 1.0, tl.float32)
     if (tl.min(square, 0) < TINY) | (tl.max(square, 0) > 1 / TINY):
@@ -28,7 +28,7 @@ def _norm(x):
 
 
 @triton.jit
-def _cosine(x, y, x_norm, y_norm):
+def cosines(x, y, x_norm, y_norm):
     """Row by row, from the rows and their norms; 0 where either is 0."""
     x, y = x / tl.where(x_norm > 0, x_norm, 1.0)[:, None], y / tl.where(y_norm > 0, y_norm, 1.0)[:, None]
     return tl.minimum(tl.maximum(tl.sum(x * y, 1), -1.0), 1.0)
@@ -110,8 +110,8 @@ def read(
         if MAIN < M - 1:
             main, wrote = _edit(v, w, found, local, MAIN, ok, h, H, FIRST, N, GATE, MP, V, values)
         parts += (part * PARTS).to(tl.int64) * step + begin * H + at
-        parts = note(parts, _norm(wrote), ok, step)
-        parts = note(parts, _norm(output), ok, step)
+        parts = note(parts, norms(wrote), ok, step)
+        parts = note(parts, norms(output), ok, step)
         if PROBE:
             heard_d *= sizes(d_size, local, 0, ok, h, H, 1)
             heard_d += tl.dot(tl.load(coupled_d + coupled, mask=there, other=0.0), all_wrote, input_precision=PRECISION)
@@ -123,17 +123,17 @@ def read(
                 strength = tl.load(lam + h).to(tl.float32)
                 main -= strength * heard_d
                 output += (strength * tl.load(by_q + at * M + MAIN, mask=ok, other=0.0))[:, None] * heard_d
-            heard_norm, output_norm = _norm(heard_d), _norm(output)
+            heard_norm, output_norm = norms(heard_d), norms(output)
             parts = note(parts, heard_norm, ok, step)
-            parts = note(parts, _norm(main), ok, step)
+            parts = note(parts, norms(main), ok, step)
             parts = note(parts, output_norm, ok, step)
-            parts = note(parts, _cosine(heard_d, output, heard_norm, output_norm), ok, step)
+            parts = note(parts, cosines(heard_d, output, heard_norm, output_norm), ok, step)
         if ADDRESS >= 0:
             by_address, _ = _edit(v, w, found, local, ADDRESS, ok, h, H, FIRST, N, GATE, MP, V, values)
             if ADDRESS > MAIN:
                 by_address -= tl.load(cosine + at, mask=ok, other=0.0)[:, None] * wrote
-            parts = note(parts, _norm(decayed), ok, step)
-            parts = note(parts, _norm(by_address), ok, step)
+            parts = note(parts, norms(decayed), ok, step)
+            parts = note(parts, norms(by_address), ok, step)
 
 
 @triton.jit
