@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qed_probe.errors import InputError
-from qed_probe.kernels.backend import Backend, Choice, choose
+from qed_probe.kernels.backend import Backend, Choice, choose, trains
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import Mixer, Tokens, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
@@ -57,7 +57,8 @@ def run(
     ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
-    chosen = choose(backend, ready, tokens.v.dtype)
+    trained = trains(ready, initial_state)
+    chosen = choose(backend, ready, tokens.v.dtype, seen=record or len(states_at) > 0, trained=trained)
     B, T, H, K = ready.q.shape
     ends = bounds(B, T, cu_seqlens)
     state = (
@@ -69,6 +70,8 @@ def run(
     places = tuple(sorted(states_at))
     if chosen == "reference":
         found, state = _run_reference(mixer, tokens, state, cu_seqlens, places, record=record)
+    elif chosen == "triton" and trained:
+        found, state = _run_trained(mixer, ready, state, cu_seqlens, tokens.v.dtype)
     elif chosen == "triton":
         from qed_probe.kernels import fused
 
@@ -100,6 +103,18 @@ def _run(
     read = memory(ready.q, ready.g, ready.k, ready.a, ready.u, **given)
     found = records(mixer, tokens, ready, read) if record else {}
     return found | {"y": read.y, "states": read.states}, read.final_state
+
+
+def _run_trained(
+    mixer: Mixer, tokens: Tokens, state: Tensor, cu_seqlens: Tensor | None, kept: torch.dtype
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As ``_run`` without records and states, by Triton programs that a gradient flows through."""
+    from qed_probe.kernels import gradients
+
+    ready = edits(mixer, tokens)
+    given = (ready.q, ready.g, ready.k, ready.a, ready.u)
+    y, final = gradients.recurrence(*given, initial_state=state, cu_seqlens=cu_seqlens, kept=kept)
+    return {"y": y, "states": state[:0]}, final
 
 
 def _run_segments(

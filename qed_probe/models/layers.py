@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qed_probe.kernels.backend import has_triton
+
 
 class RMSNorm(nn.Module):
     """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype of ``x``."""
@@ -15,9 +17,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., size]`` normalised."""
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
-        return y.to(x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class ShortConv(nn.Module):
@@ -42,14 +42,22 @@ class ShortConv(nn.Module):
         """
         past = state.shape[1]
         if slots is None:
-            padded = torch.cat([state, x.float()], 1)
+            padded = torch.cat([state, x], 1)
         else:
             padded = state.new_zeros(1, int(slots[-1]) + 1, x.shape[2]).index_copy(1, slots, x.float())
-        length = padded.shape[1] - past
-        taps = self.weight[:, 0].float().unbind(-1)
-        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(taps)]).sum(0)
-        y = y if slots is None else y[:, slots - past]
-        return F.silu(y).to(x.dtype), padded[:, length:]
+        y = _convolve(padded, self.weight[:, 0].float(), x.dtype)
+        return y if slots is None else y[:, slots - past], padded[:, padded.shape[1] - past :]
+
+
+def _convolve(x: Tensor, taps: Tensor, dtype: torch.dtype) -> Tensor:
+    """SiLU of Σ_j taps_j x_{t+j}, ``[B, L, C]`` in ``dtype``; ``x`` is ``[B, L + width − 1, C]``, ``taps`` ``[C, width]``."""
+    if x.device.type == "cuda" and has_triton():
+        from qed_probe.kernels.convolution import convolution
+
+        return convolution(x, taps, dtype)
+    length = x.shape[1] - taps.shape[1] + 1
+    y = torch.stack([x[:, j : j + length] * tap for j, tap in enumerate(taps.unbind(-1))]).sum(0)
+    return F.silu(y).to(dtype)
 
 
 def packed_slots(cu_seqlens: Tensor, length: int, width: int) -> Tensor:

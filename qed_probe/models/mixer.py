@@ -184,8 +184,10 @@ class DeltaMixer(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    y = x.float()
-    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-12)).to(x.dtype)
+    # x / √(‖x‖² + 1e-12), by way of the mean, for which PyTorch has one kernel.
+    size = x.shape[-1]
+    y: Tensor = F.rms_norm(x.float(), (size,), eps=1e-12 / size) * size**-0.5
+    return y.to(x.dtype)
 
 
 def _at_least_float32(before: Tensor, after: Tensor) -> Tensor:
