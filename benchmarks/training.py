@@ -7,7 +7,8 @@ is timed where they do not.
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from qed_probe.kernels import Choice
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import LanguageModel
-from qed_probe.training.objective import batch, measure
+from qed_probe.training.objective import batch
+from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 from qed_probe.training.state import Run
 from qed_probe.training.train import new_optimizer, step
@@ -29,31 +31,22 @@ TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
 """Of the norm of all gradients. Around the recurrence, autocast rounds to 2⁻⁹ whatever runs it."""
 
 
-def new_run(mixer: str, precision: str) -> Run:
-    """Two layers of four heads of 64 channels, batches of 64 × 512 bytes."""
+def new_run(mixer: str, precision: str, backend: Choice) -> Run:
+    """Two layers of four heads of 64 channels, whose memories this backend runs, and batches of 64 × 512 bytes."""
     sizes = {"hidden": 256, "layers": 2, "heads": 4, "key_dim": 64, "value_dim": 64, "ffn": 512, "vocab_size": 256}
     recipe = Recipe(steps=1000, batch=64, length=512, rate=2e-3, micro_batch=64, task="niah", precision=precision)
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig.from_dict({"mixer": mixer, "tokenizer": "bytes", **sizes})).to("cuda")
-    return Run(recipe, 0, None, Path(), None, model, new_optimizer(model, recipe))
+    for layer in model.mixers.values():
+        layer.backend = backend
+    return Run(recipe, 0, None, Path(), None, model, new_optimizer(model, recipe), Pull(model, recipe))
 
 
-def set_backend(run: Run, backend: Choice) -> None:
-    """Let this backend run every layer's memory."""
-    for mixer in run.model.mixers.values():
-        mixer.backend = backend
-
-
-def check(run: Run, tokens: Tensor) -> float:
-    """The largest relative difference between the backends, of the loss and of all gradients' norm."""
-    losses: list[float] = []
-    gradients: list[Tensor] = []
-    for backend in BACKENDS:
-        set_backend(run, backend)
-        run.optimizer.zero_grad()
-        loss = measure(run.model, tokens, run.recipe)["loss"]
-        torch.autograd.backward([loss])
-        losses.append(loss.item())
+def check(runs: Iterable[Run], tokens: Tensor) -> float:
+    """The largest relative difference between two new runs, of the loss and of all gradients' norm."""
+    losses, gradients = [], []
+    for run in runs:
+        losses.append(run.pull(tokens)["loss"].item())
         gradients.append(nn.utils.parameters_to_vector([p.grad for p in run.model.parameters() if p.grad is not None]))
     first, second = gradients
     difference: float = (torch.linalg.vector_norm(first - second) / torch.linalg.vector_norm(second)).item()
@@ -69,12 +62,6 @@ def milliseconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def timed(run: Run, tokens: Tensor, backend: Choice) -> float:
-    """Milliseconds of one step."""
-    set_backend(run, backend)
-    return milliseconds(lambda: step(run, tokens, run.recipe.rate))
-
-
 def main() -> int:
     """Print one row for each precision and mixer; 1 if the backends disagree."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
@@ -82,13 +69,14 @@ def main() -> int:
     print("precision  mixer   disagreement  triton   torch  torch/triton")
     for precision, tolerance in TOLERANCE.items():
         for mixer in MIXERS_TIMED:
-            run = new_run(mixer, precision)
-            tokens = batch(run.recipe, 0, 0, None, 256).to("cuda")
-            worst = check(run, tokens)
+            runs = {backend: new_run(mixer, precision, backend) for backend in BACKENDS}
+            tokens = batch(runs["triton"].recipe, 0, 0, None, 256).to("cuda")
+            worst = check(runs.values(), tokens)
             if not worst <= tolerance:
                 print(f"{mixer}, {precision}: the backends disagree by {worst:.1e}, nothing timed")
                 return 1
-            rounds = [{backend: timed(run, tokens, backend) for backend in BACKENDS} for _ in range(ROUNDS + 2)][2:]
+            steps = {backend: partial(step, run, tokens, run.recipe.rate) for backend, run in runs.items()}
+            rounds = [{backend: milliseconds(work) for backend, work in steps.items()} for _ in range(ROUNDS + 2)][2:]
             ms = [statistics.median(r[backend] for r in rounds) for backend in BACKENDS]
             ratio = statistics.median(r["torch"] / r["triton"] for r in rounds)
             print(f"{precision:10} {mixer:7} {worst:12.1e} {ms[0]:7.1f} {ms[1]:7.1f} {ratio:13.1f}", flush=True)

@@ -183,3 +183,20 @@ def test_short_convolution(width: int, L: int, C: int, device: str) -> None:
     theirs = torch.autograd.grad((expected * weight).sum(), exact)
     for p, q in zip(ours, theirs, strict=True):
         assert error(p.cpu(), q) < EXACT
+
+
+@pytest.mark.parametrize("size", [(3, 5, 64), (7, 192), (2, 1)], ids=str)
+def test_norm(size: tuple[int, ...], device: str) -> None:
+    from qed_probe.kernels.norm import norm
+
+    rng = torch.Generator().manual_seed(0)
+    x, scale, weight = (torch.randn(s, generator=rng) for s in (size, size[-1:], size))
+    found = [z.to(device).requires_grad_() for z in (x, scale)]
+    exact = [z.double().requires_grad_() for z in (x, scale)]
+    y, expected = norm(found[0], found[1], 0.1, torch.float32), F.rms_norm(exact[0], size[-1:], exact[1], 0.1)
+    assert error(y.detach().cpu(), expected.detach()) < EXACT
+    assert norm(found[0], found[1], 0.1, torch.bfloat16).dtype == torch.bfloat16
+    ours = torch.autograd.grad((y * weight.to(device)).sum(), found)
+    theirs = torch.autograd.grad((expected * weight).sum(), exact)
+    for p, q in zip(ours, theirs, strict=True):
+        assert error(p.cpu(), q) < EXACT

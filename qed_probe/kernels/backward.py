@@ -39,32 +39,25 @@ def _store(x, at, ok, channels, K, value):
 
 
 @triton.jit
-def _log_decays(g, row, first, size, h, H, MP: tl.constexpr, G: tl.constexpr, K, channels):
-    """The log decay that each of these rows brings, ``[rows, channels]``: its token's at the token's first row, else 0."""
-    ok = (row // MP < size) & (row % MP == 0)
-    at = ((first + row // MP) * H + h)[:, None] * G + tl.where(G == 1, 0, channels)[None, :]
-    return tl.load(g + at, mask=ok[:, None] & (channels < K)[None, :], other=0.0).to(tl.float32)
+def _log_decays(g, token, edit, ok, h, H, G: tl.constexpr, K, channels):
+    """The log decay of each row, ``[rows, channels]``: the token's at its first edit, else 0. All below −1e30 are as −∞."""
+    at = (token * H + h)[:, None] * G + tl.where(G == 1, 0, channels)[None, :]
+    decay = tl.load(g + at, mask=(ok & (edit == 0))[:, None] & (channels < K)[None, :], other=0.0).to(tl.float32)
+    return tl.maximum(decay, -1e30)
 
 
 @triton.jit
-def _sum(x, S: tl.constexpr, TO_END: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
-    """Running sums of ``x`` ``[ROWS, BK]`` in blocks of S rows: from the block's start to each row, or from it to the end."""
-    return tl.reshape(tl.cumsum(tl.reshape(x, (ROWS // S, S, BK)), 1, reverse=TO_END), (ROWS, BK))
+def _decay(between, g):
+    """What is left over ``between``, the rows (in columns) whose log decays ``g`` ``[rows, channels]`` count for each row."""
+    return tl.exp(tl.dot(between.to(tl.float32), g, input_precision="ieee"))
 
 
 @triton.jit
-def _joint(g, after, row, S: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
-    """The decay between each row and the joint of its block of 2S rows; ``after`` is the log decay of the next row."""
-    second = (row // S % 2 == 1)[:, None]
-    until = tl.where((row % S == S - 1)[:, None], 0.0, after)
-    return tl.exp(tl.where(second, _sum(g, S, False, ROWS, BK), _sum(until, S, True, ROWS, BK)))
-
-
-@triton.jit
-def _joined(row, S: tl.constexpr):
-    """Which rows i, j meet at a joint between S rows and S rows."""
+def _joint(row, S: tl.constexpr):
+    """Which rows i, j meet at a joint of S and S rows, and which rows l lie between each row and that joint: i ≥ l or j < l."""
     i, j = row[:, None], row[None, :]
-    return ((i ^ j) // S == 1) & (i > j)
+    beyond = tl.where(i // S % 2 == 1, j <= i, j > i)
+    return ((i ^ j) // S == 1) & (i > j), (i // S == j // S) & beyond
 
 
 @triton.jit
@@ -87,32 +80,32 @@ def solve(
     reads = tl.zeros([ROWS, ROWS], tl.float32)
     for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
-        decay = _log_decays(g, row, first, size, h, H, MP, G, K, channels)
-        after = _log_decays(g, row + 1, first, size, h, H, MP, G, K, channels)
+        decay = _log_decays(g, token, edit, ok, h, H, G, K, channels)
         queries = _load(q, token * H + h, ok & (edit == M - 1), channels, K)
         keys, erased = _load(k, at, ok, channels, K), _load(a, at, ok, channels, K)
         reads += tl.where(same, tl.sum(queries * keys, 1)[:, None], 0.0)
         for level in tl.static_range(LEVELS):
-            part = _joint(decay, after, row, 1 << level, ROWS, BK)
-            joined, early = _joined(row, 1 << level), tl.trans(keys * part)
+            joined, between = _joint(row, 1 << level)
+            part = _decay(between, decay)
+            early = tl.trans(keys * part)
             lower += tl.where(joined, tl.dot(erased * part, early, input_precision=PRECISION), 0.0)
             reads += tl.where(joined, tl.dot(queries * part, early, input_precision=PRECISION), 0.0)
     tl.store(by_q + square, reads)
-    solved = tl.where(same, 1.0, tl.where(_joined(row, 1), -lower, 0.0))
-    for level in tl.static_range(1, LEVELS):
-        part = tl.dot(solved, tl.where(_joined(row, 1 << level), lower, 0.0), input_precision=PRECISION)
+    solved = tl.where(same, 1.0, 0.0)
+    for level in tl.static_range(LEVELS):
+        joined, between = _joint(row, 1 << level)
+        part = tl.dot(solved, tl.where(joined, lower, 0.0), input_precision=PRECISION)
         solved -= tl.dot(part, solved, input_precision=PRECISION)
     tl.store(inverse + square, solved)
     here = row >= 0
     for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
-        decay = _log_decays(g, row, first, size, h, H, MP, G, K, channels)
-        after = _log_decays(g, row + 1, first, size, h, H, MP, G, K, channels)
-        since = tl.exp(tl.cumsum(decay, 0))
+        decay = _log_decays(g, token, edit, ok, h, H, G, K, channels)
+        since, until = _decay(row[:, None] >= row[None, :], decay), _decay(row[:, None] < row[None, :], decay)
         erased = tl.dot(solved, since * _load(a, at, ok, channels, K), input_precision=PRECISION)
         _store(seen, place + row, here, channels, K, erased)
         _store(asking, place + row, here, channels, K, since * _load(q, token * H + h, ok & (edit == M - 1), channels, K))
-        _store(leaving, place + row, here, channels, K, tl.exp(tl.cumsum(after, 0, reverse=True)) * _load(k, at, ok, channels, K))
+        _store(leaving, place + row, here, channels, K, until * _load(k, at, ok, channels, K))
         tl.store(total + (chunk * H + h) * K + channels, tl.exp(tl.sum(decay, 0)), mask=channels < K)
     for block in range(0, V, BV):
         values = block + tl.arange(0, BV)
@@ -247,22 +240,24 @@ def couple_back(
         by_query += tl.dot(_load(d_y, token * H + h, asks, values, V), state, input_precision=PRECISION)
         by_erased -= tl.dot(_load(d_u, at, ok, values, V), state, input_precision=PRECISION)
         by_key += tl.dot(_load(wrote, place, here, values, V), tl.trans(after), input_precision=PRECISION)
-    decay = _log_decays(g, row, first, size, h, H, MP, G, K, channels)
-    after = _log_decays(g, row + 1, first, size, h, H, MP, G, K, channels)
+    decay = _log_decays(g, token, edit, ok, h, H, G, K, channels)
     queries = _load(q, token * H + h, asks, channels, K)
     keys, erased = _load(k, at, ok, channels, K), _load(a, at, ok, channels, K)
-    since = tl.exp(tl.cumsum(decay, 0))
+    i, j = row[:, None], row[None, :]
+    since = _decay(i >= j, decay)
     by_query, by_erased = by_query * since, by_erased * since
-    by_key *= tl.exp(tl.cumsum(after, 0, reverse=True))
-    by_decay = tl.cumsum(queries * by_query + erased * by_erased, 0, reverse=True) + tl.cumsum(keys * by_key, 0) - keys * by_key
+    by_key *= _decay(i < j, decay)
+    by_decay = tl.dot((i <= j).to(tl.float32), queries * by_query + erased * by_erased, input_precision=PRECISION)
+    by_decay += tl.dot((i > j).to(tl.float32), keys * by_key, input_precision=PRECISION)
     by_decay += (by_total * tl.exp(tl.sum(decay, 0)))[None, :]
     square = place[:, None] * ROWS + row[None, :]
     lower, reads = tl.load(d_lower + square), tl.load(d_by_q + square)
-    own = tl.sum(tl.where(row[:, None] == row[None, :], reads, 0.0), 1)[:, None]
+    own = tl.sum(tl.where(i == j, reads, 0.0), 1)[:, None]
     by_query += own * keys
     by_key += own * queries
     for level in tl.static_range(LEVELS):
-        decayed, joined = _joint(decay, after, row, 1 << level, ROWS, BK), _joined(row, 1 << level)
+        joined, between = _joint(row, 1 << level)
+        decayed = _decay(between, decay)
         some_lower, some_reads, early = tl.where(joined, lower, 0.0), tl.where(joined, reads, 0.0), keys * decayed
         of_query = tl.dot(some_reads, early, input_precision=PRECISION) * decayed
         of_erased = tl.dot(some_lower, early, input_precision=PRECISION) * decayed
@@ -271,8 +266,8 @@ def couple_back(
         by_query += of_query
         by_erased += of_erased
         by_key += of_key
-        late = _sum(queries * of_query + erased * of_erased, 1 << level, True, ROWS, BK)
-        by_decay += late + _sum(keys * of_key, 1 << level, False, ROWS, BK) - keys * of_key
+        of_decay = queries * of_query + erased * of_erased + keys * of_key
+        by_decay += tl.dot(tl.trans(between.to(tl.float32)), of_decay, input_precision=PRECISION)
     _store(d_q, token * H + h, asks, channels, K, by_query)
     _store(d_k, at, ok, channels, K, by_key)
     _store(d_a, at, ok, channels, K, by_erased)

@@ -7,8 +7,23 @@ from torch.nn import functional as F
 from qed_probe.kernels.backend import has_triton
 
 
+def linear_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a linear map takes ``x``: its own, or that of autocast where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def normalise(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """X / √(mean x² + eps) · weight over the last axis, computed in float32, in ``dtype``."""
+    if x.device.type == "cuda" and has_triton():
+        from qed_probe.kernels.norm import norm
+
+        return norm(x, weight.float(), eps, dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(dtype)
+
+
 class RMSNorm(nn.Module):
-    """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype of ``x``."""
+    """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype that a linear map would take it in."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -17,7 +32,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., size]`` normalised."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        return normalise(x, self.weight, self.eps, linear_dtype(x))
 
 
 class ShortConv(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from qed_probe.kernels import MIXERS, Choice, Observation, Tokens, run
 from qed_probe.models.config import ModelConfig
-from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, packed_slots
+from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise, packed_slots
 
 Observer = Callable[[Observation, Tensor, Tensor | None, Tensor | None], None]
 """Called after a layer's pass with what was seen, the output ``[B, T, H, V]``, the initial state and cu_seqlens."""
@@ -184,10 +184,9 @@ class DeltaMixer(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    # x / √(‖x‖² + 1e-12), by way of the mean, for which PyTorch has one kernel.
+    # x / √(‖x‖² + 1e-12) by the norm that divides by the mean's root.
     size = x.shape[-1]
-    y: Tensor = F.rms_norm(x.float(), (size,), eps=1e-12 / size) * size**-0.5
-    return y.to(x.dtype)
+    return normalise(x, torch.full((size,), size**-0.5, device=x.device), 1e-12 / size, x.dtype)
 
 
 def _at_least_float32(before: Tensor, after: Tensor) -> Tensor:
