@@ -60,19 +60,19 @@ class ShortConv(nn.Module):
             padded = torch.cat([state, x], 1)
         else:
             padded = state.new_zeros(1, int(slots[-1]) + 1, x.shape[2]).index_copy(1, slots, x.float())
-        y = _convolve(padded, self.weight[:, 0].float(), x.dtype)
-        return y if slots is None else y[:, slots - past], padded[:, padded.shape[1] - past :]
+        length = padded.shape[1] - past
+        taps = self.weight[:, 0].float().unbind(-1)
+        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(taps)]).sum(0)
+        y = y if slots is None else y[:, slots - past]
+        return F.silu(y).to(x.dtype), padded[:, length:]
 
+    def fresh(self, x: Tensor) -> Tensor:
+        """Convolve ``x`` ``[B, T, channels]`` after nothing."""
+        if x.device.type == "cuda" and has_triton():
+            from qed_probe.kernels.convolution import convolution
 
-def _convolve(x: Tensor, taps: Tensor, dtype: torch.dtype) -> Tensor:
-    """SiLU of Σ_j taps_j x_{t+j}, ``[B, L, C]`` in ``dtype``; ``x`` is ``[B, L + width − 1, C]``, ``taps`` ``[C, width]``."""
-    if x.device.type == "cuda" and has_triton():
-        from qed_probe.kernels.convolution import convolution
-
-        return convolution(x, taps, dtype)
-    length = x.shape[1] - taps.shape[1] + 1
-    y = torch.stack([x[:, j : j + length] * tap for j, tap in enumerate(taps.unbind(-1))]).sum(0)
-    return F.silu(y).to(dtype)
+            return convolution(x, self.weight[:, 0].float())
+        return self.forward(x, self.new_state(len(x)), None)[0]
 
 
 def packed_slots(cu_seqlens: Tensor, length: int, width: int) -> Tensor:
