@@ -1,4 +1,4 @@
-"""Triton programs of training: the chunked recurrence with its gradients, three programs forward and three back.
+"""Triton programs of training: the chunked recurrence and its gradients, three programs forward and three more back.
 
 A chunk holds ``ROWS`` rows: its tokens' edits, one after another, ``MP`` rows a token (M rounded up to a power of two). Only the
 first row of a token decays, only that of its last edit reads with q. With D(j, i] the decay after row j up to row i, and S the
@@ -13,7 +13,8 @@ Given dY and G, the gradient of the memory after the chunk, the gradient of R is
 
 Every pair of rows j < i lies on the two sides of one joint: between halves of a block of 2, 4, 8, … rows. So D(j, i] is the decay
 of j to the joint times that from the joint to i, each the exponential of a sum of log decays of one sign, and the gradient of a
-log decay is a sum over the rows beyond it on its side of each joint. Nothing overflows, and no decay swallows another's gradient.
+log decay is a sum over the rows beyond it on its side of each joint: a matrix of ones and zeros and its transpose give both.
+Nothing overflows, and no decay swallows another's gradient.
 """
 
 import triton

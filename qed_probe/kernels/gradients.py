@@ -12,6 +12,7 @@ from qed_probe.kernels import backward, chunked
 from qed_probe.kernels.packing import ChunkTable, bounds, chunk_table
 
 ROWS = 16
+"""Edits a chunk: what couples the rows of a chunk grows with it, the states between chunks that are read and written shrink."""
 
 
 def recurrence(
@@ -57,6 +58,11 @@ class _Plan:
     G: int
     precision: str
 
+    @property
+    def scan_warps(self) -> int:
+        """A scan holds a block of the state: two warps have registers for 64 key channels of it."""
+        return 2 if self.K <= 64 else 4
+
     def launch(self, program: Any, *tensors: Tensor, most: tuple[int, int], over: str, warps: int = 2) -> None:  # noqa: ANN401
         """Run a program over each chunk or sequence, each head and, as ``over`` says, each block of keys or values.
 
@@ -99,7 +105,7 @@ def _scan(plan: _Plan, solved: _Solved, initial: Tensor) -> tuple[Tensor, Tensor
     """The state before each chunk, ``[chunks, H, K, V]``, and after the last."""
     starts, final = initial.new_empty(len(plan.table.first), *initial.shape[1:]), torch.empty_like(initial)
     given = (solved.seen, solved.written, solved.leaving, solved.total, plan.table.chunks, initial)
-    plan.launch(backward.scan, *given, starts, final, most=(256, 32), over="sequences, values")
+    plan.launch(backward.scan, *given, starts, final, most=(256, 32), over="sequences, values", warps=plan.scan_warps)
     return starts, final
 
 
@@ -127,7 +133,7 @@ class _Recurrence(torch.autograd.Function):
         ends, d_wrote, d_initial = torch.empty_like(starts), torch.empty_like(found.written), torch.empty_like(d_final)
         running = (found.asking, found.by_q, found.seen, found.leaving, found.total, table.first, table.size, table.chunks)
         into = (d_y, d_final.contiguous(), ends, d_wrote, d_initial)
-        plan.launch(backward.scan_back, *running, *into, most=(256, 32), over="sequences, values")
+        plan.launch(backward.scan_back, *running, *into, most=(256, 32), over="sequences, values", warps=plan.scan_warps)
         wrote, d_u, d_lower, d_by_q = (torch.empty_like(x) for x in (found.written, u, found.inverse, found.by_q))
         solving = (found.inverse, found.seen, found.written, starts, table.first, table.size, d_y, d_wrote)
         plan.launch(backward.solve_back, *solving, wrote, d_u, d_lower, d_by_q, most=(64, 64), over="chunks")
