@@ -58,23 +58,19 @@ class _Plan:
     G: int
     precision: str
 
-    @property
-    def scan_warps(self) -> int:
-        """A scan holds a block of the state: two warps have registers for 64 key channels of it."""
-        return 2 if self.K <= 64 else 4
-
-    def launch(self, program: Any, *tensors: Tensor, most: tuple[int, int], over: str, warps: int = 2) -> None:  # noqa: ANN401
+    def launch(self, program: Any, *tensors: Tensor, most: tuple[int, int], over: str) -> None:  # noqa: ANN401
         """Run a program over each chunk or sequence, each head and, as ``over`` says, each block of keys or values.
 
         ``most`` is how many key and value channels a program holds at once.
         """
         BK, BV = (min(max(16, triton.next_power_of_2(size)), limit) for size, limit in zip((self.K, self.V), most, strict=True))
-        rows = len(self.table.chunks) - 1 if "sequence" in over else len(self.table.first)
+        rows = len(self.table.chunks) - 1 if "sequences" in over else len(self.table.first)
         parts = triton.cdiv(self.K, BK) if "keys" in over else triton.cdiv(self.V, BV) if "values" in over else 1
-        accepted = {"M": self.M, "MP": self.width, "G": self.G, "LEVELS": ROWS.bit_length() - 1}
-        fixed = {name: value for name, value in accepted.items() if name in program.arg_names} | {"num_warps": warps}
-        sizes = (self.H, self.K, self.V)
-        program[rows, self.H, parts](*tensors, *sizes, BK=BK, BV=BV, PRECISION=self.precision, ROWS=ROWS, **fixed)
+        accepted: dict[str, Any] = {"M": self.M, "MP": self.width, "G": self.G, "LEVELS": ROWS.bit_length() - 1}
+        fixed = {name: value for name, value in accepted.items() if name in program.arg_names}
+        # Fewer warps than four are faster, but Triton 3.6 then gets products of 16 rows with 16 wrong.
+        fixed |= {"PRECISION": self.precision, "num_warps": 4, "num_stages": 3 if "sequences" in over else 1}
+        program[rows, self.H, parts](*tensors, self.H, self.K, self.V, BK=BK, BV=BV, ROWS=ROWS, **fixed)
 
 
 class _Solved(NamedTuple):
@@ -96,8 +92,7 @@ def _solve(plan: _Plan, q: Tensor, g: Tensor, k: Tensor, a: Tensor, u: Tensor) -
     of_keys, square = (ROWS, plan.K), (ROWS, ROWS)
     solved = _Solved(new(*square), new(*square), new(*of_keys), new(ROWS, plan.V), new(*of_keys), new(*of_keys), new(plan.K))
     given = (q, g, k, a, u, plan.table.first, plan.table.size)
-    # With two warps, as all others have, Triton 3.6 gets its products of 16 rows with 16 wrong.
-    plan.launch(backward.solve, *given, *solved, most=(32, 64), over="chunks", warps=4)
+    plan.launch(backward.solve, *given, *solved, most=(32, 64), over="chunks")
     return solved
 
 
@@ -105,7 +100,7 @@ def _scan(plan: _Plan, solved: _Solved, initial: Tensor) -> tuple[Tensor, Tensor
     """The state before each chunk, ``[chunks, H, K, V]``, and after the last."""
     starts, final = initial.new_empty(len(plan.table.first), *initial.shape[1:]), torch.empty_like(initial)
     given = (solved.seen, solved.written, solved.leaving, solved.total, plan.table.chunks, initial)
-    plan.launch(backward.scan, *given, starts, final, most=(256, 32), over="sequences, values", warps=plan.scan_warps)
+    plan.launch(backward.scan, *given, starts, final, most=(256, 32), over="sequences, values")
     return starts, final
 
 
@@ -133,11 +128,11 @@ class _Recurrence(torch.autograd.Function):
         ends, d_wrote, d_initial = torch.empty_like(starts), torch.empty_like(found.written), torch.empty_like(d_final)
         running = (found.asking, found.by_q, found.seen, found.leaving, found.total, table.first, table.size, table.chunks)
         into = (d_y, d_final.contiguous(), ends, d_wrote, d_initial)
-        plan.launch(backward.scan_back, *running, *into, most=(256, 32), over="sequences, values", warps=plan.scan_warps)
+        plan.launch(backward.scan_back, *running, *into, most=(256, 32), over="sequences, values")
         wrote, d_u, d_lower, d_by_q = (torch.empty_like(x) for x in (found.written, u, found.inverse, found.by_q))
         solving = (found.inverse, found.seen, found.written, starts, table.first, table.size, d_y, d_wrote)
         plan.launch(backward.solve_back, *solving, wrote, d_u, d_lower, d_by_q, most=(64, 64), over="chunks")
         d_q, d_g, d_k, d_a = (torch.empty_like(x) for x in (q, q, k, a))
         coupling = (q, g, k, a, table.first, table.size, starts, ends, wrote, d_y, d_u, d_lower, d_by_q)
-        plan.launch(backward.couple_back, *coupling, d_q, d_g, d_k, d_a, most=(32, 64), over="chunks, keys")
+        plan.launch(backward.couple_back, *coupling, d_q, d_g, d_k, d_a, most=(64, 64), over="chunks, keys")
         return None, d_q, d_g.sum(-1, keepdim=True) if plan.G < plan.K else d_g, d_k, d_a, d_u, d_initial
