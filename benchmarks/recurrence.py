@@ -19,15 +19,15 @@ ROUNDS = 15
 MIXERS_TIMED = ("gdn2", "qed", "eda", "gdn")
 
 
-def make_tokens(mixer: str, T: int, H: int, K: int, V: int, rows: int = 1) -> Tokens:
+def make_tokens(mixer: str, T: int, H: int, K: int, V: int, rows: int = 1, device: str = "cpu") -> Tokens:
     """Random tokens of a size like a trained layer's."""
-    rng, spec = torch.Generator().manual_seed(0), MIXERS[mixer]
+    rng, spec = torch.Generator(device).manual_seed(0), MIXERS[mixer]
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(rows, T, H, *shape, generator=rng)
+        return torch.randn(rows, T, H, *shape, generator=rng, device=device)
 
     def gate(*shape: int) -> Tensor:
-        return torch.rand(rows, T, H, *shape, generator=rng)
+        return torch.rand(rows, T, H, *shape, generator=rng, device=device)
 
     channel = spec.gate == "channel"
     return Tokens(
@@ -38,7 +38,7 @@ def make_tokens(mixer: str, T: int, H: int, K: int, V: int, rows: int = 1) -> To
         beta=None if channel else gate(),
         b=gate(K) if channel else None,
         w=gate(V) if channel else None,
-        lam=None if spec.direction is None else torch.full((H,), 0.1),
+        lam=None if spec.direction is None else torch.full((H,), 0.1, device=device),
         address=None if spec.address is None else normalize(normal(K), dim=-1),
         gamma=None if spec.address is None else gate(),
     )

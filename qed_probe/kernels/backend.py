@@ -18,8 +18,8 @@ EDITS, CHANNELS = 4, 256
 """What the Triton programs take at most: edits a token, key and value channels."""
 
 
-def choose(choice: Choice, tokens: Tokens, dtype: torch.dtype, *, seen: bool, trained: bool) -> Backend:
-    """The backend that runs these tokens, as ``checked`` returns them, whose values were of this dtype.
+def choose(choice: Choice, tokens: Tokens, *, seen: bool, trained: bool) -> Backend:
+    """The backend that runs these tokens, as ``checked`` returns them.
 
     ``seen`` says whether records or states are asked for, ``trained`` whether a gradient is. ``auto`` is Triton on a CUDA device
     where it is there, takes these sizes, is the faster (values of 16 bits, or at most 64 channels: exact products are slow; or a
@@ -33,7 +33,7 @@ def choose(choice: Choice, tokens: Tokens, dtype: torch.dtype, *, seen: bool, tr
     hindrance = _hindrance(tokens) or ("records and their gradient to be computed" if seen and trained else "")
     if choice == "triton" and hindrance:
         raise InputError(f"backend: expected triton, found {hindrance}")
-    quick = trained or dtype != torch.float32 or max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64
+    quick = trained or tokens.v.dtype != torch.float32 or max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64
     return "triton" if choice == "triton" or (tokens.q.device.type == "cuda" and quick and not hindrance) else "torch"
 
 

@@ -1,4 +1,4 @@
-"""The recurrence by Triton programs: what ``chunked.recurrence`` does, on a GPU."""
+"""A layer's pass by Triton programs: what ``chunked`` and ``records`` do, on a GPU."""
 
 from typing import Any
 
@@ -6,95 +6,190 @@ import torch
 import triton
 from torch import Tensor
 
-from qed_probe.kernels import chunked
-from qed_probe.kernels.chunked import Read, states
-from qed_probe.kernels.packing import bounds, chunk_table, grid
-from qed_probe.kernels.programs import BLOCK, ROWS, couple, read, scan, solve
+from qed_probe.kernels.chunked import states
+from qed_probe.kernels.mixers import Mixer, Tokens, edits, removal_read, to_heads
+from qed_probe.kernels.packing import chunk_table, grid, runs
+from qed_probe.kernels.programs import prepare as preparing
+from qed_probe.kernels.programs import read as reading
+from qed_probe.kernels.programs.couple import BLOCK, couple, couple_deep, invert
+from qed_probe.kernels.programs.prepare import decay, prepare
+from qed_probe.kernels.programs.read import PARTS, conclude, read
+from qed_probe.kernels.programs.scan import join, scan, summarize
+from qed_probe.kernels.programs.solve import solve
+
+PROGRAMS, RUN = 384, 16
+"""Instances of the scan that a GPU runs well side by side, and the fewest chunks that are worth an instance."""
+PART = 16
+GATES, SOURCES = ("none", "scalar", "channel", "in-context"), (None, "query", "random")
 
 
-def recurrence(
-    q: Tensor,
-    g: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    *,
-    probes: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    states_at: tuple[int, ...] = (),
-    kept: torch.dtype = torch.float32,
-) -> Read:
-    """As ``chunked.recurrence``, with at most four edits a token, K and V at most 256, and no gradient.
+class Pass(dict[str, Any]):
+    """Everything that the programs of one pass are given, by the names of their arguments."""
 
-    ``kept`` (float32, bfloat16 or float16) is the dtype of the largest tensors between the steps: the solved rows, the decayed
-    keys and the states of the chunks. Products are exact where it is float32, else TF32, which rounds less than 16 bits do. Sums
-    and the running state are float32, and so is what is returned.
+    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor for a program to fill."""
+        made: Tensor = self["q"].new_empty(shape, dtype=dtype)
+        return made
+
+    def launch(self, program: Any, *programs: int, **choices: Any) -> None:  # noqa: ANN401
+        """Run instances of a program on what it asks for; what it does not ask for tells the compiler how."""
+        given, asked = self | choices, program.arg_names
+        options = {"num_warps": 4, "num_stages": 1} | {name: x for name, x in choices.items() if name not in asked}
+        program[programs](*[given[name] for name in asked], **options)
+
+
+def run(
+    mixer: Mixer, tokens: Tokens, state: Tensor, ends: tuple[int, ...], states_at: tuple[int, ...], *, record: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs, states and records by name, and the last state, of tokens as ``checked`` returns them.
+
+    At most four edits a token, K and V at most 256, and no gradient. Where v is float32 products are exact. Where it has 16 bits,
+    so has what goes from program to program, and products are of 16 bits or TF32. Sums, the running state and what is returned
+    are float32.
     """
-    B, T, H, K = q.shape
-    M, V = u.shape[-2:]
-    ends = bounds(B, T, cu_seqlens)
-    exact, width = kept == torch.float32, triton.next_power_of_2(M)
+    x = _inputs(mixer, tokens, ends, record=record)
+    _prepare(x)
+    _couple(x)
+    _scan(x, state.contiguous(), ends)
+    _read(x)
+    shape, rows = tokens.v.shape[:3], x["ROWS"] // x["MP"]
+    found = {"y": x["y"].view(*shape, -1), "states": _states(mixer, tokens, x["starts"], x["found"], ends, rows, states_at)}
+    return found | (_records(mixer, x, shape, ends) if record else {}), x["final"]
+
+
+def _inputs(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...], *, record: bool) -> Pass:
+    """Tokens ``[T, H, ...]``, contiguous, and sizes. What a mixer has none of is q again: no program looks at it."""
+    (H, N, V), K, how = tokens.v.shape[2:], tokens.q.shape[-1], mixer.recorded_direction
+    q, k = tokens.q.flatten(0, 1).contiguous(), tokens.k.flatten(0, 1).contiguous()
+
+    def given(x: Tensor | None) -> Tensor:
+        return q if x is None else to_heads(x, H).flatten(0, 1).contiguous()
+
+    def fixed(x: Tensor | None) -> Tensor:
+        return q if x is None else to_heads(x, H, 0).contiguous()
+
+    in_context = mixer.gate == "in-context"
+    address = -1 if mixer.address is None else N if mixer.address_last else 0
+    M, first = N + (address >= 0 or in_context), int(address == 0 or in_context)
+    width, exact = 1 << (M - 1).bit_length(), tokens.v.dtype == torch.float32
     # Exact products are unrolled by the compiler: smaller blocks of them, or it takes a minute.
-    rows = ROWS // 2 if exact else ROWS
+    rows = 32 if exact else 64
+    g = q.new_zeros(1).expand(len(q), H, 1).contiguous() if tokens.g is None else given(tokens.g)
+    if in_context and tokens.removal_key is not None:
+        removal_read(tokens.removal_key, g.view(*tokens.v.shape[:2], H, -1))
+    gate, write_gate = (tokens.beta,) * 2 if tokens.b is None else (tokens.b, tokens.w)
     table = chunk_table(ends, rows // width, q.device)
-    n, N = len(table.first), len(ends) - 1
-    if not n:
-        return chunked.recurrence(q, g, k, a, u, probes=probes, initial_state=initial_state, cu_seqlens=cu_seqlens)
-    state = q.new_zeros(N, H, K, V) if initial_state is None else initial_state.contiguous()
-    q, g, k, a, u = (x.flatten(0, 1).contiguous() for x in (q, g, k, a, u))
-    p = [] if probes is None else [x.flatten(0, 1).contiguous() for x in probes.unbind(-2)]
-    HK, (BK, BV) = k.shape[1], (max(16, triton.next_power_of_2(x)) for x in (K, V))
-    fixed: dict[str, Any] = {"M": M, "MP": width, "G": g.shape[-1], "PRECISION": "ieee" if exact else "tf32", "ROWS": rows}
+    return Pass(
+        q=q, k=k, v=given(tokens.v), g=g, gate=given(gate), w=given(write_gate),
+        address=given(tokens.removal_key if in_context else tokens.address), gamma=given(tokens.gamma),
+        rate=given(tokens.in_context_rate), lam=fixed(tokens.lam), z=fixed(tokens.direction),
+        first=table.first, size=table.size, chunks=table.chunks,
+        H=H, HQ=q.shape[1], HK=k.shape[1], K=K, V=V, W=V if mixer.gate == "channel" else N,
+        N=N, M=M, MP=width, G=g.shape[-1], step=len(q) * H,
+        ROWS=rows, READS=max(16, rows // width), BLOCK=BLOCK, PRECISION="ieee" if exact else "tf32",
+        GATE=GATES.index(mixer.gate), FIRST=first, MAIN=0 if in_context else first + N - 1, ADDRESS=address,
+        ADDED=mixer.direction is not None, SOURCE=SOURCES.index(how and how.source), GATED=how is not None and how.gated,
+        PROJECTED=how is not None and how.projected, UNIT=tokens.unit_key, RECORD=record, PROBE=record and how is not None,
+    )  # fmt: skip
 
-    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return q.new_empty(n, H, *shape, dtype=dtype)
 
-    by_a, by_q, *by_p = (new(rows, rows) for _ in (a, q, *p))
-    for reader, by in [(q, by_q), *zip(p[1:], by_p[1:], strict=True)]:
-        fused = reader is q and bool(p)  # one pass for the rows that every trace reads with
-        into = (a, reader, p[0] if fused else reader, k, g, table.first, table.size, by_a, by, by_p[0] if fused else by)
-        couple[(n * rows // BLOCK, H)](*into, H, HK, K, BK=BK, BLOCK=BLOCK, PROBE=fused, num_warps=2, **fixed)
-    seen, leaving, starts = new(rows, K, dtype=kept), new(rows, K, dtype=kept), new(K, V, dtype=kept)
-    written, total = new(rows, V), new(K)
-    given: tuple[Any, ...] = (by_a, k, a, u, g, table.first, table.size, seen, written, leaving, total)
-    wide = 32 if exact else 64
-    solve[(n, H)](*given, H, HK, K, V, BK=min(BK, wide), BV=min(BV, wide), num_warps=2, **fixed)
-    # The scan is the serial part: where few sequences run side by side, many programs share the values of each.
-    part = min(BV, 16 if exact or N * H < 64 else 64)
-    parts, stages = triton.cdiv(V, part), 1 if exact else 3 if part == 16 else 2
-    residual, squares = new(rows, V), new(parts)
-    final = state.new_empty(N, H, K, V, dtype=torch.float32)
-    given = (seen, written, leaving, total, table.chunks, state, starts, residual, final, squares)
-    scan[(N, H, parts)](*given, H, K, V, BK=BK, BV=part, PRECISION=fixed["PRECISION"], ROWS=rows, num_stages=stages)
+def _block(size: int, largest: int) -> int:
+    """A power of two from 16 to ``largest`` that holds ``size`` channels or part of them."""
+    return min(max(16, 1 << (size - 1).bit_length()), largest)
 
-    def heard(x: Tensor, by: Tensor) -> Tensor:
-        out, block = q.new_empty(*x.shape[:-1], V, dtype=torch.float32), min(BV, 32 if exact else 64)
-        into = (x, by, residual, starts, g, table.first, table.size, out)
-        read[(n, H, triton.cdiv(V, block))](*into, H, K, V, BY_EDIT=x.ndim == 4, BK=BK, BV=block, num_stages=1, **fixed)
-        return out.view(B, T, *out.shape[1:])
 
-    layout = grid(ends, rows // width, q.device)
-    wrote = layout.take(residual.view(n, H, rows // width, width, V)[..., :M, :])
-    y = decayed_y = heard(q, by_q)
-    overlap = torch.linalg.vecdot(q[:, :, None].float(), k.float()).view(B, T, H, M, 1)
-    for m in range(M):
-        y = torch.addcmul(y, overlap[..., m, :], wrote.view(B, T, H, M, V)[..., m, :])
-    none = y[..., None, :][..., :0, :]
-    found = none
-    if probes is not None:
-        found = heard(a, by_a)
-        for m in range(1, M):
-            own = torch.linalg.vecdot(a[:, :, m, None].float(), k[:, :, :m].float()).view(B, T, H, m, 1)
-            found[..., m, :] += (own * wrote.view(B, T, H, M, V)[..., :m, :]).sum(-2)
-    return Read(
-        y=y,
-        overlap=overlap[..., 0],
-        decayed_y=decayed_y,
-        residual=wrote.view(B, T, H, M, V),
-        found=found,
-        probes=none if probes is None else torch.stack([heard(x, by) for x, by in zip(p, by_p, strict=True)], -2),
-        final_state=final,
-        state_norm=squares.sum(-1).sqrt()[table.marked],
-        states=states(layout, states_at, starts.float(), g.float(), k.float(), wrote),
-    )
+def _prepare(x: Pass) -> None:
+    T, n, H, K, M, G, blocks = len(x["q"]), len(x["first"]), x["H"], x["K"], x["M"], x["G"], x["ROWS"] // BLOCK
+    kept, noted = x["v"].dtype, (T, H) if x["RECORD"] else (0, 0)
+    scaled, own = torch.float32 if kept == torch.float32 else torch.float16, x["ADDRESS"] >= 0 or x["GATE"] == 3
+    x |= {
+        "a": x.new(T, H, M, K, dtype=scaled), "a_size": x.new(T, H, M), "d": x.new(*noted, K, dtype=scaled),
+        "d_size": x.new(*noted),         "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
+        "since": x.new(T, H, G), "until": x.new(T, H, G), "totals": x.new(n, H, blocks, G), "least": x.new(n, H, blocks),
+        "by_q": x.new(T, H, M), "by_d": x.new(*noted, M), "edit_eigenvalue": x.new(*noted, M),
+        "prepared": x.new(len(preparing.NOTES), *noted),
+    }  # fmt: skip
+    x.launch(decay, n * blocks, H, BG=1 << (G - 1).bit_length(), num_warps=1)
+    x.launch(prepare, n * blocks, H, BK=_block(K, 256))
+
+
+def _couple(x: Pass) -> None:
+    n, exact = len(x["first"]), x["PRECISION"] == "ieee"
+    H, K, V, rows, reads = (x[name] for name in ("H", "K", "V", "ROWS", "READS"))
+    x["coupled_a"], x["coupled_q"] = x.new(n, H, rows, rows), x.new(n, H, reads, rows)
+    x["coupled_d"] = x.new(n, H, reads, rows) if x["PROBE"] else x["coupled_q"]
+    BK, BV = (_block(size, 32 if exact else 64) for size in (K, V))
+    readers = 3 if x["PROBE"] else 2
+    x.launch(couple, n * readers, H, BK=BK, READERS=readers)
+    x.launch(couple_deep, n * rows // BLOCK, H, BK=_block(K, 256), num_warps=2)
+    x.launch(invert, n * H, num_warps=1)
+    kept = x["v"].dtype
+    x |= {name: x.new(n, H, rows, K, dtype=kept) for name in ("seen", "leaving")}
+    x |= {"found": x.new(n, H, rows, V), "total": x.new(n, H, K)}
+    x.launch(solve, n, H, triton.cdiv(K, BK) + triton.cdiv(V, BV), BK=BK, BV=BV)
+
+
+def _scan(x: Pass, state: Tensor, ends: tuple[int, ...]) -> None:
+    (N, H, K, V), n, exact, table = state.shape, len(x["first"]), x["PRECISION"] == "ieee", x["chunks"]
+    # Where few sequences run side by side, many programs share the values of each, and the chunks of each in runs.
+    few = N * H < 64
+    part = _block(V, 16 if exact else PART if few else 64)
+    parts, size = triton.cdiv(V, part), x["ROWS"] // x["MP"]
+    chunks = chunk_table(ends, size, table.device).longest
+    longest = max(triton.cdiv(chunks * N * H * parts, PROGRAMS), RUN)
+    wide = {"BK": _block(K, 256), "BV": part}
+    x |= {"starts": x.new(n, H, K, V, dtype=x["v"].dtype), "squares": x.new(n, H, parts)}
+    if not few or chunks < 2 * longest:
+        x |= {"initial": state, "final": x.new(N, H, K, V)}
+        x.launch(scan, N, H, parts, num_stages=1 if exact else 2, **wide)
+        return
+    series = runs(ends, size, longest, table.device)
+    S = len(series.chunks) - 1
+    x |= {"chunks": series.chunks, "sequences": series.sequences, "state": state, "transitions": x.new(S, H, K, K)}
+    x |= {name: x.new(S, H, K, V) for name in ("gains", "initial", "final")}
+    x.launch(summarize, S, H, parts + triton.cdiv(K, part), num_stages=1 if exact else 2, **wide)
+    x.launch(join, N, H, parts, PRECISION="ieee" if exact else "tf32x3", **wide)
+    x.launch(scan, S, H, parts, num_stages=1 if exact else 2, **wide)
+    x["final"] = x["final"][series.sequences[1:] - 1]
+
+
+def _read(x: Pass) -> None:
+    T, H, V, place = len(x["q"]), x["H"], x["V"], preparing.NOTES.index("address_cosine")
+    x |= {"y": x.new(T, H, V), "heard": x.new(T if x["PROBE"] else 0, H, V)}
+    BK, BV = _block(x["K"], 32 if x["PRECISION"] == "ieee" else 64), _block(V, 64)
+    blocks, noted = triton.cdiv(V, BV), (T, H) if x["RECORD"] else (0, 0)
+    x |= {"parts": x.new(blocks, PARTS.value, *noted), "noted": x.new(len(reading.NOTES), *noted)}
+    x |= {"cosine": x["prepared"][place], "query": x["prepared"][place + 1]}
+    x.launch(read, len(x["first"]), H, blocks, BK=BK, BV=BV)
+    if x["RECORD"]:
+        x.launch(conclude, triton.cdiv(T * H, 512), BLOCKS=blocks, BN=512)
+
+
+def _records(mixer: Mixer, x: Pass, shape: tuple[int, ...], ends: tuple[int, ...]) -> dict[str, Tensor]:
+    probed, addressed = bool(x["PROBE"]), x["ADDRESS"] >= 0
+    names = preparing.NOTES[: 14 + probed + 3 * addressed]
+    found = {name: note.view(shape) for name, note in zip(names, x["prepared"], strict=False)}
+    names = reading.NOTES[: 2 + 4 * probed + 3 * addressed]
+    found |= {name: note.view(shape) for name, note in zip(names, x["noted"], strict=False)}
+    marked = chunk_table(ends, x["ROWS"] // x["MP"], x["q"].device).marked
+    found["state_norm"] = x["squares"].sum(-1).sqrt()[marked]
+    if probed:
+        found["read"] = x["heard"].view(*shape, -1)
+    if x["M"] > 1:
+        found["edit_eigenvalue"] = x["edit_eigenvalue"].view(*shape, -1)
+    if mixer.gate == "in-context":
+        del found["budget_erase"]
+    return found
+
+
+def _states(
+    mixer: Mixer, tokens: Tokens, starts: Tensor, found: Tensor, ends: tuple[int, ...], size: int, states_at: tuple[int, ...]
+) -> Tensor:
+    """The state after each of these tokens, from those before their chunks."""
+    if not states_at:
+        return starts[:0].float()
+    ready, layout = edits(mixer, tokens), grid(ends, size, starts.device)
+    g, k, u = (x.flatten(0, 1) for x in (ready.g, ready.k, ready.u))
+    n, H, _, V = found.shape
+    read_by_edits = layout.take(found.view(n, H, size, -1, V)[..., : u.shape[2], :])
+    return states(layout, states_at, starts.float(), g, k, u - read_by_edits)

@@ -8,40 +8,38 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qed_probe.kernels import backward, chunked
-from qed_probe.kernels.packing import ChunkTable, bounds, chunk_table
+from qed_probe.kernels.mixers import Mixer, Tokens, edits
+from qed_probe.kernels.packing import ChunkTable, chunk_table
+from qed_probe.kernels.programs import backward
 
 ROWS = 16
 """Edits a chunk: what couples the rows of a chunk grows with it, the states between chunks that are read and written shrink."""
 
 
-def recurrence(
-    q: Tensor,
-    g: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    *,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None = None,
-    kept: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """Output ``[B, T, H, V]`` and the last state ``[N, H, K, V]`` of ``chunked.recurrence``, float32 and differentiable.
+def run(mixer: Mixer, tokens: Tokens, state: Tensor, ends: tuple[int, ...]) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs, no states, and the last state, float32 and differentiable, of tokens as ``checked`` returns them; there are some.
 
-    At most four edits a token, K and V at most 256. ``kept`` is the dtype that the values had: products are as exact as float32
-    where it is that, else TF32, which rounds less than 16 bits do. The backward pass keeps the inputs alone and computes the rest
-    again.
+    The edits are PyTorch's, the recurrence is Triton's. Products are as exact as float32 where the values are that, else TF32,
+    which rounds less than 16 bits do.
     """
-    B, T, H, K = q.shape
-    M, V = u.shape[-2:]
-    width, ends = triton.next_power_of_2(M), bounds(B, T, cu_seqlens)
-    table = chunk_table(ends, ROWS // width, q.device)
-    if not len(table.first):
-        read = chunked.recurrence(q, g, k, a, u, initial_state=initial_state, cu_seqlens=cu_seqlens)
-        return read.y, read.final_state
-    plan = _Plan(table, H, K, V, M, width, g.shape[-1], "tf32x3" if kept == torch.float32 else "tf32")
+    ready = edits(mixer, tokens)
+    precision = "tf32x3" if tokens.v.dtype == torch.float32 else "tf32"
+    y, final = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, state, ends, precision)
+    return {"y": y, "states": state[:0]}, final
+
+
+def recurrence(
+    q: Tensor, g: Tensor, k: Tensor, a: Tensor, u: Tensor, state: Tensor, ends: tuple[int, ...], precision: str
+) -> tuple[Tensor, Tensor]:
+    """Output ``[B, T, H, V]`` and last state ``[N, H, K, V]`` of ``chunked.recurrence``; inputs, N sequences and theirs as there.
+
+    At most four edits a token, K and V at most 256. The backward pass keeps the inputs alone and computes the rest again.
+    """
+    (B, T, H, K), (M, V) = q.shape, u.shape[-2:]
+    width = triton.next_power_of_2(M)
+    plan = _Plan(chunk_table(ends, ROWS // width, q.device), H, K, V, M, width, g.shape[-1], precision)
     given = (x.flatten(0, 1).contiguous() for x in (q, g, k, a, u))
-    y, final = _Recurrence.apply(plan, *given, initial_state.contiguous())  # type: ignore[no-untyped-call]
+    y, final = _Recurrence.apply(plan, *given, state.contiguous())  # type: ignore[no-untyped-call]
     return y.view(B, T, H, V), final
 
 

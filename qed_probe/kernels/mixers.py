@@ -135,7 +135,7 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
 
     Raises InputError if the mixer needs a tensor that ``tokens`` lacks, or a tensor's shape does not fit.
     """
-    tokens = checked(mixer, tokens)
+    tokens = canonical(checked(mixer, tokens))
     q, v = tokens.q, tokens.v
     g = tokens.g if tokens.g is not None else q.new_zeros(*q.shape[:3], 1)
     if mixer.gate == "in-context":
@@ -187,25 +187,30 @@ def _added_direction(mixer: Mixer, tokens: Tokens, k: Tensor, gate: Tensor) -> T
 
 
 def _rwkv7(tokens: Tokens, g: Tensor) -> Edits:
-    # The published kernel reads the undecayed state, and this recurrence the decayed one: hence exp(−g).
     kappa, rate = _need(tokens.removal_key), _need(tokens.in_context_rate)
-    read = kappa * torch.exp(-g)
-    if not read.isfinite().all():
-        raise InputError(f"rwkv7: expected log decays whose exp(-g) is finite, found one of {g.min().item():.4g}")
+    read = removal_read(kappa, g)
     k = torch.stack([rate * kappa, tokens.k[..., 0, :]], -2)
     a = torch.stack([read, torch.zeros_like(read)], -2)
     u = torch.cat([torch.zeros_like(tokens.v), tokens.v], -2)
     return Edits(q=tokens.q, g=g, k=k, a=a, u=u, main=0, base=read, d=None, address=None)
 
 
+def removal_read(kappa: Tensor, g: Tensor) -> Tensor:
+    """κ⊙exp(−g): RWKV-7's kernel reads the undecayed state, and this recurrence the decayed one.
+
+    Raises InputError beyond float32.
+    """
+    read = kappa * torch.exp(-g)
+    if not read.isfinite().all():
+        raise InputError(f"rwkv7: expected log decays whose exp(-g) is finite, found one of {g.min().item():.4g}")
+    return read
+
+
 _NEEDS = {"none": (), "scalar": ("beta",), "channel": ("b", "w"), "in-context": ("removal_key", "in_context_rate")}
 
 
 def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
-    """Validate, bring every tensor to the value heads and the working dtype, and give k, v and beta an edit axis.
-
-    Raises InputError as ``edits`` does.
-    """
+    """Validate, and give k, v and beta an edit axis. Raises InputError as ``edits`` does."""
     needs = [*_NEEDS[mixer.gate]]
     needs += ["g"] * (mixer.decay != "none")
     needs += ["lam"] * (mixer.direction is not None)
@@ -223,27 +228,36 @@ def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
         "address": (B, T, H, K), "gamma": (B, T, H),
         "removal_key": (B, T, H, K), "in_context_rate": (B, T, H, K),
     }  # fmt: skip
-    given = {field.name: x for field in fields(tokens) if isinstance(x := getattr(tokens, field.name), Tensor)}
-    dtype = torch.float64 if tokens.v.dtype == torch.float64 else torch.float32
-    ready: dict[str, Tensor] = {}
-    for name, x in given.items():
-        x = _to_value_heads(x, H, axis=0 if name in ("lam", "direction") else 2).to(dtype)
-        wanted = expected[name]
-        if tuple(x.shape) != wanted and not (name == "g" and tuple(x.shape) == (*wanted[:3], 1)):
-            raise InputError(f"mixer {mixer.name}: expected {name} of shape {list(wanted)}, found {list(given[name].shape)}")
-        ready[name] = x
-    if not several:
-        ready["k"], ready["v"] = ready["k"][..., None, :], ready["v"][..., None, :]
-        if "beta" in ready:
-            ready["beta"] = ready["beta"][..., None]
-    return Tokens(**ready, unit_key=tokens.unit_key)
+    for name, x in _tensors(tokens).items():
+        wanted, axis = expected[name], _head_axis(name)
+        heads = x.shape[axis] if x.ndim > axis else 0
+        found = (*x.shape[:axis], H, *x.shape[axis + 1 :]) if heads and H % heads == 0 else tuple(x.shape)
+        if found != wanted and not (name == "g" and found == (*wanted[:3], 1)):
+            raise InputError(f"mixer {mixer.name}: expected {name} of shape {list(wanted)}, found {list(x.shape)}")
+    if several:
+        return tokens
+    beta = tokens.beta if tokens.beta is None else tokens.beta[..., None]
+    return replace(tokens, k=tokens.k[..., None, :], v=tokens.v[..., None, :], beta=beta)
 
 
-def _to_value_heads(x: Tensor, heads: int, axis: int) -> Tensor:
-    given = x.shape[axis] if x.ndim > axis else heads
-    if given == heads or given == 0 or heads % given:
-        return x
-    return x.repeat_interleave(heads // given, axis)
+def canonical(tokens: Tokens) -> Tokens:
+    """Tokens as ``checked`` returns them, every tensor brought to the value heads and to float32 (float64 if v is float64)."""
+    H, dtype = tokens.v.shape[2], torch.float64 if tokens.v.dtype == torch.float64 else torch.float32
+    ready: dict[str, Any] = {name: to_heads(x, H, _head_axis(name)).to(dtype) for name, x in _tensors(tokens).items()}
+    return replace(tokens, **ready)
+
+
+def to_heads(x: Tensor, heads: int, axis: int = 2) -> Tensor:
+    """Repeat grouped heads in consecutive blocks; nothing is copied where there are ``heads`` already."""
+    return x if x.shape[axis] == heads else x.repeat_interleave(heads // x.shape[axis], axis)
+
+
+def _tensors(tokens: Tokens) -> dict[str, Tensor]:
+    return {field.name: x for field in fields(tokens) if isinstance(x := getattr(tokens, field.name), Tensor)}
+
+
+def _head_axis(name: str) -> int:
+    return 0 if name in ("lam", "direction") else 2
 
 
 def _need(x: Tensor | None) -> Tensor:

@@ -1,23 +1,20 @@
 """One layer's pass over its tokens: which code runs it, in which pieces, and what is kept of it."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels.backend import Backend, Choice, choose, trains
-from qed_probe.kernels.chunked import Read, recurrence
-from qed_probe.kernels.mixers import Mixer, Tokens, checked, cut, edits
+from qed_probe.kernels.chunked import recurrence
+from qed_probe.kernels.mixers import Mixer, Tokens, canonical, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
 from qed_probe.kernels.records import records
 from qed_probe.kernels.reference import reference
 
-Memory = Callable[..., Read]
-"""A form of the recurrence: ``chunked.recurrence`` or another with its arguments."""
 BY_MARK = ("state_norm", "states")
 """What a pass gives that has no token axis."""
 
@@ -58,74 +55,58 @@ def run(
     """
     ready = checked(mixer, tokens)
     trained = trains(ready, initial_state)
-    chosen = choose(backend, ready, tokens.v.dtype, seen=record or len(states_at) > 0, trained=trained)
-    B, T, H, K = ready.q.shape
-    ends = bounds(B, T, cu_seqlens)
-    state = (
-        ready.q.new_zeros(len(ends) - 1, H, K, ready.v.shape[-1]) if initial_state is None else initial_state.to(ready.q.dtype)
-    )
+    chosen = choose(backend, ready, seen=record or len(states_at) > 0, trained=trained)
+    B, T, H, V = *ready.v.shape[:3], ready.v.shape[-1]
+    ends, dtype = bounds(B, T, cu_seqlens), torch.float64 if ready.v.dtype == torch.float64 else torch.float32
+    state = ready.q.new_zeros(len(ends) - 1, H, ready.q.shape[-1], V, dtype=dtype)
+    state = state if initial_state is None else initial_state.to(dtype)
     beyond = [token for token in states_at if not 0 <= token < ends[-1]]
     if beyond:
         raise InputError(f"states_at: expected packed tokens from 0 to {ends[-1] - 1}, found {beyond[0]}")
     places = tuple(sorted(states_at))
     if chosen == "reference":
         found, state = _run_reference(mixer, tokens, state, cu_seqlens, places, record=record)
-    elif chosen == "triton" and trained:
-        found, state = _run_trained(mixer, ready, state, cu_seqlens, tokens.v.dtype)
-    elif chosen == "triton":
+    elif chosen == "triton" and T and trained:
+        from qed_probe.kernels import gradients
+
+        found, state = gradients.run(mixer, ready, state, ends)
+    elif chosen == "triton" and T:
         from qed_probe.kernels import fused
 
-        found, state = _run(
-            partial(fused.recurrence, kept=tokens.v.dtype), mixer, ready, state, cu_seqlens, places, record=record
-        )
+        found, state = fused.run(mixer, ready, state, ends, places, record=record)
     elif ready.q.device.type == "cpu" and B == 1 and T > SEGMENT:
-        found, state = _run_segments(partial(recurrence, chunk=chunk), mixer, ready, state.clone(), ends, places, record=record)
+        found, state = _run_segments(canonical(ready), state.clone(), ends, places, mixer=mixer, record=record, chunk=chunk)
     else:
-        found, state = _run(partial(recurrence, chunk=chunk), mixer, ready, state, cu_seqlens, places, record=record)
+        found, state = _run(canonical(ready), state, cu_seqlens, places, mixer=mixer, record=record, chunk=chunk)
     states = found.pop("states")[[places.index(token) for token in states_at]]
     return Observation(tokens, found.pop("y"), state, states, found, chosen)
 
 
 def _run(
-    memory: Memory,
-    mixer: Mixer,
     tokens: Tokens,
     state: Tensor,
     cu_seqlens: Tensor | None,
     states_at: tuple[int, ...],
     *,
+    mixer: Mixer,
     record: bool,
+    chunk: int,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Outputs, states and records by name, and the last state."""
     ready = edits(mixer, tokens)
     probes = ready.d[..., None, :] if record and ready.d is not None else None
-    given = {"probes": probes, "initial_state": state, "cu_seqlens": cu_seqlens, "states_at": states_at}
-    read = memory(ready.q, ready.g, ready.k, ready.a, ready.u, **given)
+    given: dict[str, Any] = {"initial_state": state, "cu_seqlens": cu_seqlens, "states_at": states_at, "chunk": chunk}
+    read = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, probes=probes, **given)
     found = records(mixer, tokens, ready, read) if record else {}
     return found | {"y": read.y, "states": read.states}, read.final_state
 
 
-def _run_trained(
-    mixer: Mixer, tokens: Tokens, state: Tensor, cu_seqlens: Tensor | None, kept: torch.dtype
-) -> tuple[dict[str, Tensor], Tensor]:
-    """As ``_run`` without records and states, by Triton programs that a gradient flows through."""
-    from qed_probe.kernels import gradients
-
-    ready = edits(mixer, tokens)
-    given = (ready.q, ready.g, ready.k, ready.a, ready.u)
-    y, final = gradients.recurrence(*given, initial_state=state, cu_seqlens=cu_seqlens, kept=kept)
-    return {"y": y, "states": state[:0]}, final
-
-
 def _run_segments(
-    memory: Memory,
-    mixer: Mixer,
     tokens: Tokens,
     state: Tensor,
     ends: tuple[int, ...],
     states_at: tuple[int, ...],
-    *,
-    record: bool,
+    **choices: Any,  # noqa: ANN401
 ) -> tuple[dict[str, Tensor], Tensor]:
     """As ``_run``, one segment after another; ``state`` is updated in place."""
     parts: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -133,7 +114,7 @@ def _run_segments(
         inside = range(span.tokens.start, span.tokens.stop)
         wanted = tuple(token - inside.start for token in states_at if token in inside)
         part, before = cut(tokens, span.tokens), state[span.sequences]
-        found, state[span.sequences] = _run(memory, mixer, part, before, span.cu_seqlens, wanted, record=record)
+        found, state[span.sequences] = _run(part, before, span.cu_seqlens, wanted, **choices)
         for name, x in found.items():
             parts[name].append(x)
     return {name: torch.cat(parts.pop(name), 0 if name in BY_MARK else 1) for name in [*parts]}, state

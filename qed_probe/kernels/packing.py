@@ -99,13 +99,15 @@ def segments(ends: tuple[int, ...]) -> list[Segment]:
 class ChunkTable:
     """The chunks of packed sequences: the ``first`` token and the ``size`` of each, which sequence's they are, and marks.
 
-    ``chunks`` ``[N + 1]`` bounds the chunks of each sequence, ``marked`` picks those that end at a mark.
+    ``chunks`` ``[N + 1]`` bounds the chunks of each sequence, ``marked`` picks those that end at a mark; the longest sequence has
+    ``longest`` chunks.
     """
 
     first: Tensor
     size: Tensor
     chunks: Tensor
     marked: Tensor
+    longest: int
 
 
 @lru_cache(maxsize=64)
@@ -121,7 +123,30 @@ def chunk_table(ends: tuple[int, ...], size: int, device: torch.device) -> Chunk
     marked = (((within + 1) * size) % MARK == 0) | (left <= size)
     first = torch.tensor(ends)[of_chunk] + within * size
     columns = (first, left.clamp(max=size).int(), bounds, marked.nonzero()[:, 0])
-    return ChunkTable(*(x.to(device) for x in columns))
+    first, left, bounds, marked = (x.to(device) for x in columns)
+    return ChunkTable(first, left, bounds, marked, longest=int(counts.max()))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of chunks: ``chunks`` ``[runs + 1]`` bounds the chunks of each, ``sequences`` ``[N + 1]`` each sequence's runs."""
+
+    chunks: Tensor
+    sequences: Tensor
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def runs(ends: tuple[int, ...], size: int, longest: int, device: torch.device) -> Runs:
+    """Cut each sequence's chunks of ``size`` tokens into runs of at most ``longest``; an empty sequence is an empty run."""
+    counts = -(-torch.tensor(ends).diff() // size)
+    several = (-(-counts // longest)).clamp(min=1)
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), several)
+    zero = counts.new_zeros(1)
+    first = torch.cat([zero, several.cumsum(0)])
+    within = torch.arange(len(sequence)) - first[sequence]
+    left = (counts[sequence] - within * longest).clamp(max=longest)
+    return Runs(torch.cat([zero, left.cumsum(0)]).to(device), first.to(device))
 
 
 @lru_cache(maxsize=64)
