@@ -20,6 +20,7 @@ from qed_probe.models.language import Cache, LanguageModel
 from qed_probe.tasks import niah_prompts, niah_tokens
 from qed_probe.training import Recipe, evaluate_niah, train
 from qed_probe.training.objective import batch
+from qed_probe.training.pull import Pull
 from qed_probe.training.train import parameter_groups
 
 CONFIG = ModelConfig(mixer="qed", hidden=16, layers=2, heads=2, key_dim=8, value_dim=8, ffn=24, vocab_size=256, tokenizer="bytes")
@@ -306,3 +307,20 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     path = token_file(tmp_path / "a.npy", np.arange(200))
     with pytest.raises(CheckFailed, match="found nan at step"):
         train(CONFIG, wild, tmp_path / "run", tokens=path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_a_recorded_step_gives_what_a_plain_one_does(precision: str, tolerance: float) -> None:
+    recipe = replace(RECIPE, precision=precision)
+    model = new_model(0).cuda()
+    pull, plain = Pull(model, recipe), Pull(model, recipe)
+    for step in range(3):
+        tokens = batch(recipe, 0, step, None, CONFIG.vocab_size)[: recipe.micro_batch].cuda()
+        results = []
+        for way in (pull, plain._run):
+            model.zero_grad(set_to_none=False)
+            results.append([*way(tokens).values(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance / 10)

@@ -151,8 +151,8 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
     else:
         gate, u = torch.zeros_like(k), v
     a = gate * k
-    base = a[..., -1, :]
-    d = _added_direction(mixer, tokens, k[..., -1, :], gate[..., -1, :])
+    base = _last(a)
+    d = _added_direction(mixer, tokens, _last(k), _last(gate))
     if mixer.direction is not None and d is not None:
         a = torch.addcmul(base, _need(tokens.lam)[:, None], d)[..., None, :]
     main, at = k.shape[-2] - 1, None
@@ -164,6 +164,11 @@ def edits(mixer: Mixer, tokens: Tokens) -> Edits:
         k, a, u = (torch.cat(pair[::-1] if mixer.address_last else pair, -2) for pair in pairs)
         main, at = (0, 1) if mixer.address_last else (main + 1, 0)
     return Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=base, d=d, address=at)
+
+
+def _last(x: Tensor) -> Tensor:
+    # The gradient of a squeeze is a view, that of a choice a tensor of zeros to be filled.
+    return x.squeeze(-2) if x.shape[-2] == 1 else x[..., -1, :]
 
 
 def project_out(x: Tensor, k: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qed_probe.errors import InputError
-from qed_probe.kernels.backend import Backend, Choice, choose
+from qed_probe.kernels.backend import Backend, Choice, choose, trains
 from qed_probe.kernels.chunked import recurrence
 from qed_probe.kernels.mixers import Mixer, Tokens, canonical, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
@@ -54,7 +54,8 @@ def run(
     ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
-    chosen = choose(backend, ready)
+    trained = trains(ready, initial_state)
+    chosen = choose(backend, ready, seen=record or len(states_at) > 0, trained=trained)
     B, T, H, V = *ready.v.shape[:3], ready.v.shape[-1]
     ends, dtype = bounds(B, T, cu_seqlens), torch.float64 if ready.v.dtype == torch.float64 else torch.float32
     state = ready.q.new_zeros(len(ends) - 1, H, ready.q.shape[-1], V, dtype=dtype)
@@ -65,6 +66,10 @@ def run(
     places = tuple(sorted(states_at))
     if chosen == "reference":
         found, state = _run_reference(mixer, tokens, state, cu_seqlens, places, record=record)
+    elif chosen == "triton" and T and trained:
+        from qed_probe.kernels import gradients
+
+        found, state = gradients.run(mixer, ready, state, ends)
     elif chosen == "triton" and T:
         from qed_probe.kernels import fused
 

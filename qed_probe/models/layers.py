@@ -4,9 +4,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qed_probe.kernels.backend import has_triton
+
+
+def linear_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a linear map takes ``x``: its own, or that of autocast where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def normalise(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """X / √(mean x² + eps) · weight over the last axis, computed in float32, in ``dtype``."""
+    if x.device.type == "cuda" and has_triton():
+        from qed_probe.kernels.norm import norm
+
+        return norm(x, weight.float(), eps, dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(dtype)
+
 
 class RMSNorm(nn.Module):
-    """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype of ``x``."""
+    """x / √(mean x² + eps) · weight over the last axis, in float32, returned in the dtype that a linear map would take it in."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -15,9 +32,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., size]`` normalised."""
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
-        return y.to(x.dtype)
+        return normalise(x, self.weight, self.eps, linear_dtype(x))
 
 
 class ShortConv(nn.Module):
@@ -42,7 +57,7 @@ class ShortConv(nn.Module):
         """
         past = state.shape[1]
         if slots is None:
-            padded = torch.cat([state, x.float()], 1)
+            padded = torch.cat([state, x], 1)
         else:
             padded = state.new_zeros(1, int(slots[-1]) + 1, x.shape[2]).index_copy(1, slots, x.float())
         length = padded.shape[1] - past
@@ -50,6 +65,14 @@ class ShortConv(nn.Module):
         y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(taps)]).sum(0)
         y = y if slots is None else y[:, slots - past]
         return F.silu(y).to(x.dtype), padded[:, length:]
+
+    def fresh(self, x: Tensor) -> Tensor:
+        """Convolve ``x`` ``[B, T, channels]`` after nothing."""
+        if x.device.type == "cuda" and has_triton():
+            from qed_probe.kernels.convolution import convolution
+
+            return convolution(x, self.weight[:, 0].float())
+        return self.forward(x, self.new_state(len(x)), None)[0]
 
 
 def packed_slots(cu_seqlens: Tensor, length: int, width: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from qed_probe.kernels import MIXERS, Choice, Observation, Tokens, run
 from qed_probe.models.config import ModelConfig
-from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, packed_slots
+from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise, packed_slots
 
 Observer = Callable[[Observation, Tensor, Tensor | None, Tensor | None], None]
 """Called after a layer's pass with what was seen, the output ``[B, T, H, V]``, the initial state and cu_seqlens."""
@@ -116,13 +116,8 @@ class DeltaMixer(nn.Module):
 
         o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ sigmoid(g_proj x)).
         """
-        carried = memory or self.new_memory(len(x))
         initial_state = None if memory is None else memory.state
-        slots = None if cu_seqlens is None else packed_slots(cu_seqlens, x.shape[1], self.config.conv)
-        q, carried.q = self.q_conv1d(self.q_proj(x), carried.q, slots)
-        k, carried.k = self.k_conv1d(self.k_proj(x), carried.k, slots)
-        v, carried.v = self.v_conv1d(self.v_proj(x), carried.v, slots)
-        tokens = self._tokens(x, q, k, v)
+        tokens = self._tokens(x, *self._convolve(x, memory, cu_seqlens))
         # The recurrence chooses its own precision: autocast would round the products inside it.
         with torch.autocast(x.device.type, enabled=False):
             seen = run(
@@ -134,13 +129,26 @@ class DeltaMixer(nn.Module):
                 states_at=self.states_at if self.observer is not None else (),
                 backend=self.backend,
             )
-        carried.state = seen.final_state
-        o = (self.scale * seen.y).to(v.dtype)
+        if memory is not None:
+            memory.state = seen.final_state
+        o = (self.scale * seen.y).to(tokens.v.dtype)
         if self.observer is not None:
             self.observer(seen, o, initial_state, cu_seqlens)
         gate = torch.sigmoid(self.g_proj(x)).view_as(o)
         y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
         return y
+
+    def _convolve(self, x: Tensor, memory: Memory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values after their convolutions, ``[B, T, channels]``."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if memory is None and cu_seqlens is None:
+            return self.q_conv1d.fresh(q), self.k_conv1d.fresh(k), self.v_conv1d.fresh(v)
+        carried = memory or self.new_memory(len(x))
+        slots = None if cu_seqlens is None else packed_slots(cu_seqlens, x.shape[1], self.config.conv)
+        q, carried.q = self.q_conv1d(q, carried.q, slots)
+        k, carried.k = self.k_conv1d(k, carried.k, slots)
+        v, carried.v = self.v_conv1d(v, carried.v, slots)
+        return q, k, v
 
     def lam(self) -> Tensor:
         """λ_h = strength · λ_max · sigmoid(θ_h), ``[H]`` float32 (QED, Eq. 13); zeros where the mixer adds no direction."""
@@ -184,8 +192,9 @@ class DeltaMixer(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    y = x.float()
-    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-12)).to(x.dtype)
+    # x / √(‖x‖² + 1e-12) by the norm that divides by the mean's root.
+    size = x.shape[-1]
+    return normalise(x, torch.full((size,), size**-0.5, device=x.device), 1e-12 / size, x.dtype)
 
 
 def _at_least_float32(before: Tensor, after: Tensor) -> Tensor:

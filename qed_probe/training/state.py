@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qed_probe.errors import InputError
 from qed_probe.models import checkpoint
 from qed_probe.models.language import LanguageModel
+from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 
 Line = dict[str, Any]
@@ -33,6 +34,7 @@ class Run:
     dtype: torch.dtype | None
     model: LanguageModel
     optimizer: torch.optim.AdamW
+    pull: Pull
     done: int = 0
     lines: list[Line] = field(default_factory=list)
 

@@ -22,7 +22,8 @@ from qed_probe.models.language import LanguageModel
 from qed_probe.models.layers import HeadLinear
 from qed_probe.tasks.niah import shortest
 from qed_probe.tasks.prompts import open_ids
-from qed_probe.training.objective import batch, evaluate_niah, measure
+from qed_probe.training.objective import batch, evaluate_niah
+from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 from qed_probe.training.schedule import wsd
 from qed_probe.training.state import Line, Run, log, open_log, restore, save
@@ -61,8 +62,7 @@ def train(
         raise InputError(f"expected an output that does not exist yet, found {output}")
     ids = None if tokens is None else _open_tokens(tokens, recipe)
     model = _new_model(config, seed, find_device(device))
-    optimizer = torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.rate, betas=(0.9, 0.95))
-    run = Run(recipe, seed, ids, output, save_dtype, model, optimizer)
+    run = Run(recipe, seed, ids, output, save_dtype, model, new_optimizer(model, recipe), Pull(model, recipe))
     if resume:
         restore(run)
     open_log(run)
@@ -81,6 +81,12 @@ def train(
         raise KeyboardInterrupt
     seen = run.done * recipe.batch * recipe.length
     return run.lines[-1] | found | {"steps": run.done, "tokens": seen, "seconds": time.perf_counter() - began}
+
+
+def new_optimizer(model: LanguageModel, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW over the model's parameters, in one kernel where it is on a GPU."""
+    on_gpu = model.embed.weight.is_cuda
+    return torch.optim.AdamW(parameter_groups(model, recipe), lr=recipe.rate, betas=(0.9, 0.95), fused=on_gpu)
 
 
 def parameter_groups(model: LanguageModel, recipe: Recipe) -> list[dict[str, Any]]:
@@ -102,7 +108,7 @@ def _loop(run: Run, progress: Progress | None, interrupted: threading.Event) -> 
     while run.done < recipe.steps and not interrupted.is_set():
         rate = recipe.rate * wsd(run.done, steps=recipe.steps, warmup=recipe.warmup, decay=recipe.decay)
         tokens = batch(recipe, run.seed, run.done, run.ids, model.config.vocab_size).to(model.embed.weight.device)
-        measured = _step(run, tokens, rate)
+        measured = step(run, tokens, rate)
         run.done += 1
         if run.done % recipe.log_every and run.done != recipe.steps:
             continue
@@ -118,17 +124,12 @@ def _loop(run: Run, progress: Progress | None, interrupted: threading.Event) -> 
             save(run)
 
 
-def _step(run: Run, tokens: Tensor, rate: float) -> dict[str, Tensor]:
+def step(run: Run, tokens: Tensor, rate: float) -> dict[str, Tensor]:
     """One optimizer step over a batch, part by part; the batch's means."""
     for group in run.optimizer.param_groups:
         group["lr"] = rate * group["factor"]
-    run.optimizer.zero_grad()
-    parts = torch.split(tokens, run.recipe.micro_batch)
-    measured = []
-    for part in parts:
-        found = measure(run.model, part, run.recipe)
-        torch.autograd.backward([found["loss"] / len(parts)])
-        measured.append({name: value.detach() for name, value in found.items()})
+    run.optimizer.zero_grad(set_to_none=False)
+    measured = [run.pull(part) for part in torch.split(tokens, run.recipe.micro_batch)]
     nn.utils.clip_grad_norm_(run.model.parameters(), run.recipe.clip)
     run.optimizer.step()
     return {name: torch.stack([found[name] for found in measured]).mean() for name in measured[0]}
