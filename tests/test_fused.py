@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Tokens, reference, run
+from qed_probe.kernels.mixers import cut
 from tests.recurrences import compare, error, make_tokens, place
 
 pytest.importorskip("triton")
@@ -49,6 +50,15 @@ def test_every_mixer_and_record(mixer: str, device: str) -> None:
     for T in (1, 63, 100, 1000) if device == "cuda" else (19,):
         H = 2 if device == "cuda" else 1
         compare(mixer, make_tokens(mixer, T=T, H=H), EXACT, backend="triton", device=device)
+
+
+@pytest.mark.parametrize("mixer", ["qed", "eda", "gdn"])
+def test_runs_of_chunks_side_by_side(mixer: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    T = 4097 if device == "cuda" else 150
+    monkeypatch.setattr("qed_probe.kernels.fused.RUN", 16 if device == "cuda" else 1)
+    ends = torch.tensor([0, 0, T // 2, T // 2 + 5, T, T])
+    state = torch.randn(len(ends) - 1, 1, 8, 6, generator=torch.Generator().manual_seed(3))
+    compare(mixer, make_tokens(mixer, T=T, H=1), EXACT, cu_seqlens=ends, initial_state=state, backend="triton", device=device)
 
 
 @pytest.mark.parametrize("mixer", ["qed", "eda", "gdn"])
@@ -93,6 +103,40 @@ def test_packed_sequences_with_states_and_empty_ones(mixer: str, device: str) ->
     state = torch.randn(len(ends) - 1, 1, 8, 6, generator=torch.Generator().manual_seed(3))
     tokens = make_tokens(mixer, T=int(ends[-1]), H=1)
     compare(mixer, tokens, EXACT, cu_seqlens=ends, initial_state=state, backend="triton", device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_more_sequences_than_an_axis_of_programs_holds() -> None:
+    lengths = torch.randint(0, 3, (70_000,), generator=torch.Generator().manual_seed(5))
+    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
+    tokens = place(make_tokens("qed", T=int(ends[-1]), H=1, K=16, V=16), "cuda")
+    found, expected = (
+        run(MIXERS["qed"], tokens, record=True, cu_seqlens=ends, backend=backend) for backend in ("triton", "torch")
+    )
+    assert error(found.y, expected.y) < EXACT
+    assert error(found.final_state, expected.final_state) < EXACT
+    for name, x in expected.records.items():
+        assert error(found.records[name], x) < EXACT, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.mem_get_info()[1] < 130e9, reason="no CUDA device of 130 GB")
+def test_offsets_beyond_32_bits() -> None:
+    T, H, K, last = 2**20, 16, 128, 5
+    rng = torch.Generator("cuda").manual_seed(0)
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(1, T + last, H, *shape, generator=rng, device="cuda", dtype=torch.bfloat16)
+
+    q, k = (torch.nn.functional.normalize(new(K), dim=-1) for _ in range(2))
+    tokens = Tokens(q=q, k=k, v=new(K), g=-new(1).float().abs(), beta=new().float().sigmoid())
+    ends = torch.tensor([0, T, T + last], device="cuda")
+    seen = run(MIXERS["gdn"], tokens, record=True, cu_seqlens=ends, backend="triton")
+    expected = reference("gdn", place(cut(tokens, slice(T, None)), "cpu"))
+    assert error(seen.y[:, T:].cpu(), expected.y) < ROUNDED
+    for name in set(expected.records) - {"state_norm"}:
+        assert error(seen.records[name][:, T:].cpu(), expected.records[name]) < ROUNDED, name
 
 
 def test_no_tokens_at_all(device: str) -> None:

@@ -34,6 +34,11 @@ class Pass(dict[str, Any]):
         made: Tensor = self["q"].new_empty(shape, dtype=dtype)
         return made
 
+    def drop(self, *names: str) -> None:
+        """Let go of what no later program asks for."""
+        for name in names:
+            del self[name]
+
     def launch(self, program: Any, *programs: int, **choices: Any) -> None:  # noqa: ANN401
         """Run instances of a program on what it asks for; what it does not ask for tells the compiler how."""
         given, asked = self | choices, program.arg_names
@@ -139,6 +144,7 @@ def _couple(x: Pass) -> None:
     x |= {name: x.new(n, H, rows, K, dtype=kept) for name in ("seen", "leaving")}
     x |= {"found": x.new(n, H, rows, V), "total": x.new(n, H, K)}
     x.launch(solve, n, H, triton.cdiv(K, BK) + triton.cdiv(V, BV), BK=BK, BV=BV)
+    x.drop("a", "a_size", "keys", "until", "coupled_a")
 
 
 def _scan(x: Pass, state: Tensor, ends: tuple[int, ...]) -> None:
@@ -166,6 +172,7 @@ def _scan(x: Pass, state: Tensor, ends: tuple[int, ...]) -> None:
 
 
 def _read(x: Pass) -> None:
+    x.drop("seen", "leaving", "total")
     BK, BV = _block(x["K"], 32 if x["PRECISION"] == "ieee" else 64), _block(x["V"], 64)
     blocks = _outputs(x, BV)
     x.launch(read, len(x["first"]), x["H"], blocks, BK=BK, BV=BV)
