@@ -226,7 +226,7 @@ def test_strip_says_where_its_colours_end_and_which_prompt_it_shows() -> None:
     words = _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))).replace("\n", " ")
     assert "The colours end at the 99 % quantile, 1." in words
     assert f"prompt 0 of 3 (counted from 0), all {len(TEXT)} tokens" in words
-    assert "‖S̄ᵀd‖, norm of what the added direction reads" in words
+    assert "‖S̄ᵀd‖, norm of what the erase direction d reads" in words
 
 
 def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:

@@ -90,7 +90,17 @@ def label(
         axes, units, long_name = fields[name]
         described[name] = (axes, value, {"units": units, "long_name": long_name})
     counts = {"tokens": int(complete.sum()), "tokens_incomplete": int((~complete).sum())}
-    return xr.Dataset(described, coords=labels, attrs={"mixer": ds.attrs.get("mixer", "unknown"), **counts, **attrs})
+    return xr.Dataset(
+        described, coords=labels, attrs={"mixer": ds.attrs.get("mixer", "unknown"), "subject": _subject(ds), **counts, **attrs}
+    )
+
+
+def _subject(ds: xr.Dataset) -> str:
+    """What ran: the mixer, its strength where that was changed, and whether d is only what would be added."""
+    strength = float(ds.attrs.get("strength", 1))
+    parts = [f"Mixer {ds.attrs.get('mixer', 'unknown')}"] + [f"strength {strength:g}"] * (strength != 1)
+    idle = "read_norm" in ds and "lambda" in ds and not ds["lambda"].values.any()
+    return ", ".join(parts) + " (λ = 0: d is what would be added)" * idle
 
 
 def label_folded(

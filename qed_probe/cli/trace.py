@@ -58,6 +58,7 @@ LEGEND = {
     "budget_erase": "erase: ᾱγ is erased at the address",
     "half_life": "half-life: in tokens",
 }
+PER_UNIT = {"correction_share": "share / λ: |ρ|·‖S̄ᵀd‖ / ‖y‖, of the correction that d would make"}
 
 
 def trace(
@@ -145,7 +146,8 @@ def _show(summary: "xr.Dataset") -> None:
     layers = summary["layer"].values
     rows = [[str(layer), *(screen.number(summary[name].values[i]) for name in heads)] for i, layer in enumerate(layers)]
     screen.table("over tokens and heads", ["layer", *heads.values()], rows)
-    legend = "; ".join(text for name, text in LEGEND.items() if name in heads)
+    legends = LEGEND | (PER_UNIT if per_unit else {})
+    legend = "; ".join(text for name, text in legends.items() if name in heads)
     typer.echo(f"Means, but for the extremes e min and e max. {legend}.")
     if "accuracy" in summary:
         typer.echo(f"Right answers: {float(summary['accuracy']):.1%} of {int(summary['scored'])} prompts")

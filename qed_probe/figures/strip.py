@@ -134,7 +134,7 @@ def _notes(ds: xr.Dataset) -> list[str]:
     shown, tokens = ds.sizes["token"], ds.attrs["prompt_tokens"]
     count = f"all {tokens:,} tokens." if shown == tokens else f"{shown:,} of {tokens:,} tokens; “…” stands for those left out."
     which = f"prompt {ds.attrs['prompt']} of {ds.attrs['prompts']:,} (counted from 0)"
-    lines = [f"Mixer {ds.attrs['mixer']}, {ds.attrs['where']}; {which}, {count}"]
+    lines = [f"{ds.attrs['subject']}, {ds.attrs['where']}; {which}, {count}"]
     if ds.attrs["nonfinite"]:
         lines.append(f"{ds.attrs['nonfinite']:,} values are not finite (grey).")
     return lines

@@ -125,9 +125,9 @@ def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNor
 
 
 def note(ds: xr.Dataset) -> str:
-    """What a reader has to know of the data: mixer, tokens, and what was left out, with the place of the first bad value."""
+    """What a reader has to know of the data: what ran, tokens, and what was left out, with the place of the first bad value."""
     left_out = f"; {ds.attrs['tokens_incomplete']:,} incomplete ones are left out" if ds.attrs["tokens_incomplete"] else ""
-    parts = [f"Mixer {ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens{left_out}."]
+    parts = [f"{ds.attrs['subject']}, {ds.attrs['tokens']:,} tokens{left_out}."]
     for source in ds["source"].values if "nonfinite" in ds else ():
         count = int(ds["nonfinite"].sel(source=source).sum())
         if count:

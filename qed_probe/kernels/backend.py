@@ -50,7 +50,7 @@ def _hindrance(tokens: Tokens) -> str:
     if not has_triton():
         return "no triton"
     if tokens.q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"tensors on {tokens.q.device.type} and TRITON_INTERPRET not set to 1"
+        return f"tensors on {tokens.q.device.type}, where only its interpreter runs (TRITON_INTERPRET=1)"
     if edits > EDITS or channels > CHANNELS:
         return f"{edits} edits a token and {channels} channels, more than {EDITS} and {CHANNELS}"
     if tokens.v.dtype == torch.float64:

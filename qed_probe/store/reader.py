@@ -45,6 +45,10 @@ def open_states(*paths: str | Path) -> xr.Dataset:
 def _open_all(paths: tuple[str | Path, ...], group: str = "") -> xr.Dataset:
     if not paths:
         raise StoreError("expected at least one store to open, found none")
+    places = [os.path.realpath(path) for path in paths]
+    twice = [str(path) for i, path in enumerate(paths) if places[i] in places[:i]]
+    if twice:
+        raise StoreError(f"expected stores that differ, found {twice[0]} twice")
     stores: list[xr.Dataset] = []
     for path in paths:
         stores.append(_open(Path(path), group))

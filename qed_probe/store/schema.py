@@ -75,7 +75,7 @@ COORDINATES = (
 
 BOOKKEEPING = (
     Variable("done", ("block",), "uint8", "1", "1 where every token of the block is complete"),
-    Variable("lambda", ("layer", "head"), "float32", "1", "strength of the added direction", "λ, after strength", static=True),
+    Variable("lambda", ("layer", "head"), "float32", "1", "strength of the direction d", "λ, after strength", static=True),
     Variable("nll", ("token",), "float32", "nat", "negative log likelihood", "−ln p(token | earlier), NaN at first tokens"),
     Variable("correct", ("prompt",), "float32", "1", "1 where the answer was right, 0 where wrong"),
 )
@@ -89,10 +89,10 @@ RECORDS = (
     _record("key_norm", "norm of the key as used", "‖k‖"),
     _record("operator_norm", "norm of the erase factor", "‖I − kaᵀ‖₂"),
     _record("operator_norm_base", "norm of the erase factor without the added direction", "‖I − k(b⊙k)ᵀ‖₂"),
-    _record("direction_norm", "norm of the added direction", "‖d‖"),
-    _record("read_norm", "norm of what the added direction reads", "‖S̄ᵀd‖"),
+    _record("direction_norm", "norm of the erase direction d", "‖d‖"),
+    _record("read_norm", "norm of what the erase direction d reads", "‖S̄ᵀd‖"),
     _record("base_read_norm", "norm of what the gated key reads", "‖S̄ᵀ(b⊙k)‖"),
-    _record("correction_norm", "change of the output that comes from the added direction", "‖λρS̄ᵀd‖"),
+    _record("correction_norm", "change of the output that comes from the erase direction d", "‖λρS̄ᵀd‖"),
     _record("correction_cosine", "cosine between correction and output without it", "cos(−ρS̄ᵀd, y + λρS̄ᵀd)"),
     _record("residual_norm", "norm of what is really written", "‖r‖"),
     _record("output_norm", "norm of the output, without scale", "‖y‖"),
@@ -112,12 +112,12 @@ RECORDS = (
     Variable("state_norm", ("layer", "mark", "head"), "float32", "1", "Frobenius norm of the state at marks", "‖S‖_F"),
 )
 
-VECTORS = (Variable("read", ("layer", "token", "head", "value"), "float16", "1", "what the added direction reads", "S̄ᵀd"),)
+VECTORS = (Variable("read", ("layer", "token", "head", "value"), "float16", "1", "what the erase direction d reads", "S̄ᵀd"),)
 
 INPUTS = (
     _input("q", ("key",), "unit query"),
     _input("g", ("key",), "log decay"),
-    _input("d", ("key",), "added direction"),
+    _input("d", ("key",), "erase direction, added or that QED would add"),
     _input("k", ("edit", "key"), "key of each edit"),
     _input("a", ("edit", "key"), "what each edit reads by"),
     _input("u", ("edit", "value"), "what each edit writes", "r = u − Sᵀa"),
@@ -162,7 +162,8 @@ def _plain(value: object) -> object:
 
 def detail(name: str) -> Variable:
     """What a task knows of each prompt beforehand (``length``, ``depth``…): a coordinate along ``prompt``."""
-    return _coordinate(name, "prompt", "float64", f"{name} of the prompt")
+    known = {"depth": "share of the noise that comes before the needle"}
+    return _coordinate(name, "prompt", "float64", known.get(name, f"{name} of the prompt"))
 
 
 def variable(key: str, *, vectors: str = "float16", edit_inputs: bool = False) -> Variable:

@@ -61,6 +61,7 @@ def resume(path: str | Path, layout: Layout) -> "Writer":
         if differs:
             pairs = (f"{name} (expected {_short(layout.identity[name])}, found {_short(stored.get(name))})" for name in differs)
             made = f"; what made the store: {stored['command']}" if stored.get("command") else ""
+            made += f", with OMP_NUM_THREADS={stored['threads']}" if "threads" in differs else ""
             raise StoreError(f"{path}: this run cannot finish that store, they differ in {', '.join(pairs)}{made}")
         for leftover in path.rglob("*.partial"):
             leftover.unlink()
