@@ -222,6 +222,9 @@ def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
     B, T, H, V = *tokens.v.shape[:3], tokens.v.shape[-1]
     K = tokens.q.shape[-1]
     several = (tokens.k.shape[-2],) if tokens.k.ndim == 5 else ()
+    alone = mixer.direction is not None or mixer.address is not None or mixer.gate == "in-context"
+    if alone and several not in ((), (1,)):
+        raise InputError(f"mixer {mixer.name}: expected one delta edit a token, found k of shape {list(tokens.k.shape)}")
     expected: dict[str, tuple[int, ...]] = {
         "q": (B, T, H, K), "k": (B, T, H, *several, K), "v": (B, T, H, *several, V), "g": (B, T, H, K),
         "beta": (B, T, H, *several), "b": (B, T, H, K), "w": (B, T, H, V), "lam": (H,), "direction": (H, K),
