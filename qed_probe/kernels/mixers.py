@@ -210,7 +210,7 @@ _NEEDS = {"none": (), "scalar": ("beta",), "channel": ("b", "w"), "in-context": 
 
 
 def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
-    """Validate, and give k, v and beta an edit axis. Raises InputError as ``edits`` does."""
+    """Validate, drop what the mixer does not take, and give k, v and beta an edit axis. Raises InputError as ``edits`` does."""
     needs = [*_NEEDS[mixer.gate]]
     needs += ["g"] * (mixer.decay != "none")
     needs += ["lam"] * (mixer.direction is not None)
@@ -219,6 +219,8 @@ def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
     missing = [name for name in needs if getattr(tokens, name) is None]
     if missing:
         raise InputError(f"mixer {mixer.name} needs {', '.join(missing)}; Tokens has none")
+    unused: dict[str, Any] = {name: None for name in _tensors(tokens) if name not in ("q", "k", "v", "g", *needs)}
+    tokens = replace(tokens, **unused)
     B, T, H, V = *tokens.v.shape[:3], tokens.v.shape[-1]
     K = tokens.q.shape[-1]
     several = (tokens.k.shape[-2],) if tokens.k.ndim == 5 else ()
