@@ -50,8 +50,8 @@ def run(
     """Run a layer's memory over its tokens, once, and record it if asked; ``y`` is the same to the bit either way.
 
     The other arguments are those of ``edits``, ``recurrence`` and ``choose``. A CPU works through a long row segment by segment;
-    Triton multiplies in the dtype of the values and keeps its own chunks. Raises InputError as they do, and for a token of
-    ``states_at`` that is not there.
+    Triton keeps its own chunks and rounds values of 16 bits as ``fused`` and ``gradients`` say. Raises InputError as they do, and
+    for a token of ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
     trained = trains(ready, initial_state)
