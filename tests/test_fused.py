@@ -69,6 +69,17 @@ def test_odd_sizes_and_grouped_heads(mixer: str, device: str) -> None:
         compare(mixer, tokens, EXACT, backend="triton", device=device)
 
 
+def test_rwkv7_with_fewer_removal_keys_and_decays_beyond_float16(device: str) -> None:
+    tokens = place(make_tokens("rwkv7", T=5, H=2, dtype=torch.float16), device)
+    assert tokens.g is not None
+    assert tokens.removal_key is not None
+    tokens = replace(tokens, g=tokens.g * 0 - 12, removal_key=tokens.removal_key[:, :, :1])
+    y, expected = (run(MIXERS["rwkv7"], tokens, backend=backend).y for backend in ("triton", "torch"))
+    assert error(y, expected) < ROUNDED
+    with pytest.raises(InputError, match=r"rwkv7: expected log decays whose exp\(-g\) is finite, found one of -inf"):
+        run(MIXERS["rwkv7"], replace(tokens, g=y.new_full(y.shape, -torch.inf)[..., :1]), backend="triton")
+
+
 @pytest.mark.parametrize("edits", [1, 3, 4])
 def test_any_number_of_edits(edits: int, device: str) -> None:
     tokens = make_tokens("deltaproduct", edits=edits, T=70 if device == "cuda" else 11, H=1)

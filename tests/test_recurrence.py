@@ -254,6 +254,25 @@ def test_states_come_in_the_order_asked_for(T: int) -> None:
         run(MIXERS["gdn"], tokens, states_at=(0, T))
 
 
+@pytest.mark.parametrize("mixer", ["qed", "eda-reversed", "rwkv7"])
+def test_several_delta_edits_beside_a_direction_or_an_address_are_refused(mixer: str) -> None:
+    tokens, several = make_tokens(mixer, T=2), make_tokens("deltaproduct", T=2)
+    with pytest.raises(InputError, match=rf"mixer {mixer}: expected one delta edit a token, found k of shape \[1, 2, 2, 2, 8\]"):
+        run(MIXERS[mixer], replace(tokens, k=several.k, v=several.v))
+
+
+@pytest.mark.parametrize("mixer", ["linear", "kda", "gdn2", "eda"])
+def test_what_a_mixer_does_not_take_changes_nothing(mixer: str) -> None:
+    tokens, more = make_tokens(mixer, T=5), make_tokens("eda-qed", T=5)
+    more = replace(more, beta=make_tokens("kda", T=5, seed=1).beta)
+    names = [field.name for field in fields(tokens) if field.name != "g" and getattr(tokens, field.name) is None]
+    given: dict[str, Any] = {name: getattr(more, name) for name in names}
+    plain, found = (run(MIXERS[mixer], x, record=True) for x in (tokens, replace(tokens, **given)))
+    assert torch.equal(found.y, plain.y)
+    for name, x in plain.records.items():
+        assert torch.equal(found.records[name], x), name
+
+
 def test_gradients_flow_after_a_pass_without() -> None:
     tokens = make_tokens("qed", T=7, B=2)
     with torch.inference_mode():

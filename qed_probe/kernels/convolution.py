@@ -104,5 +104,6 @@ def convolution(x: Tensor, taps: Tensor) -> Tensor:
 
     ``x`` and what is returned are ``[B, L, C]`` of one dtype, ``taps`` ``[C, width]`` float32, the newest token last.
     """
-    y: Tensor = _Convolution.apply(x.contiguous(), taps.contiguous())  # type: ignore[no-untyped-call]
+    with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
+        y: Tensor = _Convolution.apply(x.contiguous(), taps.contiguous())  # type: ignore[no-untyped-call]
     return y

@@ -88,14 +88,15 @@ def _inputs(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...], *, record: bool
     # Exact products are unrolled by the compiler: smaller blocks of them, or it takes a minute.
     rows = 32 if exact else 64
     g = q.new_zeros(1).expand(len(q), H, 1).contiguous() if tokens.g is None else given(tokens.g)
-    if in_context and tokens.removal_key is not None:
-        removal_read(tokens.removal_key, g.view(*tokens.v.shape[:2], H, -1))
+    addressed = given(tokens.removal_key if in_context else tokens.address)
+    if in_context:
+        removal_read(addressed.float(), g.float())  # refuses what prepare, which computes it too, would not
     gate, write_gate = (tokens.beta,) * 2 if tokens.b is None else (tokens.b, tokens.w)
     table = chunk_table(ends, rows // width, q.device)
     return Pass(
         q=q, k=k, v=given(tokens.v), g=g, gate=given(gate), w=given(write_gate),
-        address=given(tokens.removal_key if in_context else tokens.address), gamma=given(tokens.gamma),
-        rate=given(tokens.in_context_rate), lam=fixed(tokens.lam), z=fixed(tokens.direction),
+        address=addressed, gamma=given(tokens.gamma), rate=given(tokens.in_context_rate),
+        lam=fixed(tokens.lam), z=fixed(tokens.direction),
         first=table.first, size=table.size, chunks=table.chunks,
         H=H, HQ=q.shape[1], HK=k.shape[1], K=K, V=V, W=V if mixer.gate == "channel" else N,
         N=N, M=M, MP=width, G=g.shape[-1], step=len(q) * H,

@@ -210,7 +210,7 @@ _NEEDS = {"none": (), "scalar": ("beta",), "channel": ("b", "w"), "in-context": 
 
 
 def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
-    """Validate, and give k, v and beta an edit axis. Raises InputError as ``edits`` does."""
+    """Validate, drop what the mixer does not take, and give k, v and beta an edit axis. Raises InputError as ``edits`` does."""
     needs = [*_NEEDS[mixer.gate]]
     needs += ["g"] * (mixer.decay != "none")
     needs += ["lam"] * (mixer.direction is not None)
@@ -219,9 +219,14 @@ def checked(mixer: Mixer, tokens: Tokens) -> Tokens:
     missing = [name for name in needs if getattr(tokens, name) is None]
     if missing:
         raise InputError(f"mixer {mixer.name} needs {', '.join(missing)}; Tokens has none")
+    unused: dict[str, Any] = {name: None for name in _tensors(tokens) if name not in ("q", "k", "v", "g", *needs)}
+    tokens = replace(tokens, **unused)
     B, T, H, V = *tokens.v.shape[:3], tokens.v.shape[-1]
     K = tokens.q.shape[-1]
     several = (tokens.k.shape[-2],) if tokens.k.ndim == 5 else ()
+    alone = mixer.direction is not None or mixer.address is not None or mixer.gate == "in-context"
+    if alone and several not in ((), (1,)):
+        raise InputError(f"mixer {mixer.name}: expected one delta edit a token, found k of shape {list(tokens.k.shape)}")
     expected: dict[str, tuple[int, ...]] = {
         "q": (B, T, H, K), "k": (B, T, H, *several, K), "v": (B, T, H, *several, V), "g": (B, T, H, K),
         "beta": (B, T, H, *several), "b": (B, T, H, K), "w": (B, T, H, V), "lam": (H,), "direction": (H, K),

@@ -71,5 +71,6 @@ class _Norm(torch.autograd.Function):
 
 def norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """X / √(mean x² + eps) · weight over the last axis in ``dtype``, computed in float32 and differentiable."""
-    y: Tensor = _Norm.apply(x.contiguous(), weight, eps, dtype)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
+        y: Tensor = _Norm.apply(x.contiguous(), weight, eps, dtype)  # type: ignore[no-untyped-call]
     return y

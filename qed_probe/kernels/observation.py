@@ -50,8 +50,8 @@ def run(
     """Run a layer's memory over its tokens, once, and record it if asked; ``y`` is the same to the bit either way.
 
     The other arguments are those of ``edits``, ``recurrence`` and ``choose``. A CPU works through a long row segment by segment;
-    Triton multiplies in the dtype of the values and keeps its own chunks. Raises InputError as they do, and for a token of
-    ``states_at`` that is not there.
+    Triton keeps its own chunks and rounds values of 16 bits as ``fused`` and ``gradients`` say. Raises InputError as they do, and
+    for a token of ``states_at`` that is not there.
     """
     ready = checked(mixer, tokens)
     trained = trains(ready, initial_state)
@@ -66,14 +66,8 @@ def run(
     places = tuple(sorted(states_at))
     if chosen == "reference":
         found, state = _run_reference(mixer, tokens, state, cu_seqlens, places, record=record)
-    elif chosen == "triton" and T and trained:
-        from qed_probe.kernels import gradients
-
-        found, state = gradients.run(mixer, ready, state, ends)
     elif chosen == "triton" and T:
-        from qed_probe.kernels import fused
-
-        found, state = fused.run(mixer, ready, state, ends, places, record=record)
+        found, state = _run_triton(mixer, ready, state, ends, places, record=record, trained=trained)
     elif ready.q.device.type == "cpu" and B == 1 and T > SEGMENT:
         found, state = _run_segments(canonical(ready), state.clone(), ends, places, mixer=mixer, record=record, chunk=chunk)
     else:
@@ -99,6 +93,25 @@ def _run(
     read = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, probes=probes, **given)
     found = records(mixer, tokens, ready, read) if record else {}
     return found | {"y": read.y, "states": read.states}, read.final_state
+
+
+def _run_triton(
+    mixer: Mixer,
+    tokens: Tokens,
+    state: Tensor,
+    ends: tuple[int, ...],
+    states_at: tuple[int, ...],
+    *,
+    record: bool,
+    trained: bool,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As ``_run``, with programs launched where the tokens are: Triton's own choice is the current GPU."""
+    from qed_probe.kernels import fused, gradients
+
+    with torch.cuda.device(tokens.q.get_device()):
+        if trained:
+            return gradients.run(mixer, tokens, state, ends)
+        return fused.run(mixer, tokens, state, ends, states_at, record=record)
 
 
 def _run_segments(

@@ -23,10 +23,11 @@ class Pull:
         """The loss and its parts over ``tokens`` ``[micro_batch, length]``."""
         if not tokens.is_cuda:
             return self._run(tokens)
-        if self._graph is None:
-            self._graph = self._record(tokens)
-        self._tokens.copy_(tokens)
-        self._graph.replay()
+        with torch.cuda.device(tokens.get_device()):
+            if self._graph is None:
+                self._graph = self._record(tokens)
+            self._tokens.copy_(tokens)
+            self._graph.replay()
         return {name: value.clone() for name, value in self._found.items()}
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:

@@ -15,9 +15,8 @@ def solve(
 ):  # fmt: skip
     """``seen`` = (I + L)⁻¹A, ``found`` = (I + L)⁻¹LU = (I − (I + L)⁻¹)U and ``leaving`` = k decayed to the chunk's end.
 
-    A are the rows of a decayed from the chunk's start, ``coupled_a`` is (I + L)⁻¹ − I by now.
-    All ``[chunks, H, ROWS, K or V]``; ``total``
-    ``[chunks, H, K]`` is the decay of the whole chunk. Program (chunk, head, block of channels, then of values).
+    All are ``[chunks, H, ROWS, K or V]``. A are the rows of a decayed from the chunk's start, ``coupled_a`` is (I + L)⁻¹ − I by
+    now, ``total`` ``[chunks, H, K]`` the decay of the whole chunk. Program (chunk, head, block of channels, then of values).
     """
     chunk, h, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     rows, begin, place = tl.arange(0, ROWS), tl.load(first + chunk), chunk * H + h
