@@ -159,10 +159,10 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         reader.open(one)
 
 
-def test_the_same_store_twice_is_refused(opened: xr.Dataset, tmp_path: Path) -> None:
-    (tmp_path / "again").symlink_to(tmp_path / "a.zarr")
-    with pytest.raises(StoreError, match="expected stores that differ, found .*again twice"):
-        qp.open(tmp_path / "a.zarr", tmp_path / "again")
+def test_the_same_store_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "again").symlink_to(write(tmp_path / "a.zarr"))
+    with pytest.raises(StoreError, match=r"expected stores that differ, found .*again twice"):
+        reader.open(tmp_path / "a.zarr", tmp_path / "again")
 
 
 def test_groups_that_were_not_asked_for(tmp_path: Path) -> None:
