@@ -48,10 +48,10 @@ def capture(
 ) -> Iterator[list[Captured]]:
     """Record every pass of these layers, all of them if None, while the context lasts; the logits keep their bits.
 
-    The model is one of this package or one of transformers (``models.foreign.families``). ``sink`` is called as each layer's pass
-    ends; without one, the list that this yields fills. ``states_at`` are packed token indices whose states are kept. Raises
-    InputError if the model has no such layer or calls a kernel with a flag that is not understood, CheckFailed if a layer of
-    transformers ran without its kernel being seen.
+    The model is one of this package or one of transformers with the layers of ``models.foreign.families``. ``sink`` is called as
+    each layer's pass ends; without one, the list that this yields fills. ``states_at`` are packed token indices whose states are
+    kept. Raises InputError if the model has no such layer, if a layer calls its kernel with a flag that is not understood, or, on
+    exit, if a layer's kernel was not seen.
     """
     seen: list[Captured] = []
     keep = sink or seen.append

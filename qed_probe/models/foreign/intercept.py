@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qed_probe.errors import CheckFailed
+from qed_probe.errors import InputError
 from qed_probe.kernels import Observation, run
 from qed_probe.models.foreign.call import Call, read_call
 from qed_probe.models.foreign.families import Layer
@@ -23,7 +23,7 @@ def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[in
     """Show every call of these layers' kernels to the observer while the context lasts, and restore everything on exit.
 
     Where contexts are nested, a layer's calls go to the inner one. A layer that is run again for its gradient is not shown again.
-    Raises CheckFailed on exit if a layer's kernel was never called, or not in every pass.
+    Raises InputError on exit if a layer's kernel was never called, or not in every pass.
     """
     watches = [_Watch(layer, observer, states_at) for layer in layers]
     with ExitStack() as undo:
@@ -38,7 +38,7 @@ def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[in
     silent = [watch.layer for watch in watches if watch.silent or not watch.reached]
     if silent:
         kernels = " or ".join(name for _, name in silent[0].kernels)
-        raise CheckFailed(
+        raise InputError(
             f"capture: expected a call of {kernels} in every pass, found passes without, or no pass at all, in layers "
             f"{', '.join(str(layer.index) for layer in silent)}: was the model run, and not compiled or with a hub's layers?"
         )
