@@ -36,8 +36,8 @@ def captured(model: nn.Module, *calls: Tensor, attention_mask: Tensor | None = N
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_prefill_continuation_and_decoding_are_the_full_pass(model_type: str) -> None:
-    model, tokens = tiny(model_type), some_tokens(2, 34)
-    pieces = captured(model, *torch.split(tokens, [20, 12, 1, 1], 1))
+    model, tokens = tiny(model_type), some_tokens(2, 20)
+    pieces = captured(model, *torch.split(tokens, [11, 7, 1, 1], 1))
     assert [seen.layer for seen in pieces] == [0, 2] * 4
     for layer in (0, 2):
         calls = [seen for seen in pieces if seen.layer == layer]
