@@ -96,6 +96,7 @@ def test_the_store_names_no_torch() -> None:
         ("import qed_probe", HEAVY),
         ("import qed_probe.cli.app", HEAVY),
         ("import qed_probe.store.schema", {"torch"}),
+        ("import qed_probe.models.capture", {"transformers"}),
     ],
 )
 def test_an_import_stays_light(statement: str, unwanted: set[str]) -> None:

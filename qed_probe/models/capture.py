@@ -3,11 +3,15 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import Mixer, Observation
+from qed_probe.models.foreign.call import Call
+from qed_probe.models.foreign.families import Layer, find_layers
+from qed_probe.models.foreign.intercept import intercept
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.mixer import DeltaMixer, Observer
 
@@ -17,8 +21,9 @@ class Captured:
     """One pass of one layer.
 
     ``observation.records`` holds by name what the store's variables of that name hold, ``[B, T, H]`` (``read`` ``[B, T, H, V]``).
-    ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate; ``initial_state``
-    ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where the rows are the sequences.
+    ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate: what the model's own kernel
+    returned. ``initial_state`` ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where
+    the rows are the sequences.
     """
 
     layer: int
@@ -30,35 +35,64 @@ class Captured:
     cu_seqlens: Tensor | None = field(repr=False)
 
 
+Sink = Callable[[Captured], None]
+Found = TypeVar("Found", DeltaMixer, Layer)
+
+
 @contextmanager
 def capture(
-    model: LanguageModel,
-    sink: Callable[[Captured], None] | None = None,
+    model: LanguageModel | nn.Module,
+    sink: Sink | None = None,
     layers: Collection[int] | None = None,
     states_at: tuple[int, ...] = (),
 ) -> Iterator[list[Captured]]:
     """Record every pass of these layers, all of them if None, while the context lasts; the logits keep their bits.
 
-    ``sink`` is called as each layer's pass ends; without one, the list that this yields fills. ``states_at`` are packed token
-    indices whose states are kept. Raises InputError if the model has no such layer.
+    The model is one of this package or one of transformers with the layers of ``models.foreign.families``. ``sink`` is called as
+    each layer's pass ends; without one, the list that this yields fills. ``states_at`` are packed token indices whose states are
+    kept. Raises InputError if the model has no such layer, if a layer calls its kernel with a flag that is not understood, or, on
+    exit, if a layer's kernel was not seen.
     """
-    unknown = sorted(set(layers or ()) - set(model.mixers))
-    if unknown:
-        raise InputError(f"layers: expected some of {', '.join(map(str, model.mixers))}, found {', '.join(map(str, unknown))}")
     seen: list[Captured] = []
-    watched = {layer: mixer for layer, mixer in model.mixers.items() if layers is None or layer in layers}
+    keep = sink or seen.append
+    watching = (
+        _native(model, keep, layers, states_at) if isinstance(model, LanguageModel) else _foreign(model, keep, layers, states_at)
+    )
+    with watching:
+        yield seen
+
+
+@contextmanager
+def _native(model: LanguageModel, sink: Sink, layers: Collection[int] | None, states_at: tuple[int, ...]) -> Iterator[None]:
+    watched = _chosen(model.mixers, layers)
     before = {layer: (mixer.observer, mixer.states_at) for layer, mixer in watched.items()}
     try:
         for layer, mixer in watched.items():
-            mixer.observer, mixer.states_at = _observer(layer, mixer, sink or seen.append), states_at
-        yield seen
+            mixer.observer, mixer.states_at = _observer(layer, mixer, sink), states_at
+        yield
     finally:
         for layer, mixer in watched.items():
             mixer.observer, mixer.states_at = before[layer]
 
 
-def _observer(layer: int, mixer: DeltaMixer, sink: Callable[[Captured], None]) -> Observer:
+def _observer(layer: int, mixer: DeltaMixer, sink: Sink) -> Observer:
     def observe(seen: Observation, output: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
         sink(Captured(layer, mixer.kind, seen, output, mixer.scale, initial_state, cu_seqlens))
 
     return observe
+
+
+@contextmanager
+def _foreign(model: nn.Module, sink: Sink, layers: Collection[int] | None, states_at: tuple[int, ...]) -> Iterator[None]:
+    def observe(layer: Layer, call: Call, seen: Observation, output: Tensor) -> None:
+        sink(Captured(layer.index, layer.family.mixer, seen, output, call.scale, call.initial_state, call.cu_seqlens))
+
+    with intercept(_chosen(find_layers(model), layers).values(), observe, states_at):
+        yield
+
+
+def _chosen(found: dict[int, Found], layers: Collection[int] | None) -> dict[int, Found]:
+    unknown = sorted(set(layers or ()) - set(found))
+    if unknown:
+        raise InputError(f"layers: expected some of {', '.join(map(str, found))}, found {', '.join(map(str, unknown))}")
+    return {layer: mixer for layer, mixer in found.items() if layers is None or layer in layers}

@@ -1,0 +1,1 @@
+"""Other people's models: which of their layers own a memory, and what they hand their kernels."""

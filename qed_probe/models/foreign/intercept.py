@@ -1,0 +1,135 @@
+"""Look at the kernels' calls of a model that runs as it always does: its own kernels make its outputs."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock, local
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import Observation, run
+from qed_probe.models.foreign.call import Call, read_call
+from qed_probe.models.foreign.families import Layer
+
+Observer = Callable[[Layer, Call, Observation, Tensor], None]
+"""Called after a kernel's call with what was read of it, what was seen, and the kernel's own output ``[B, T, H, V]``."""
+
+
+@contextmanager
+def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[int, ...]) -> Iterator[None]:
+    """Show every call of these layers' kernels to the observer while the context lasts, and restore everything on exit.
+
+    Where contexts are nested, a layer's calls go to the inner one. A layer that is run again for its gradient is not shown again.
+    Raises InputError on exit if a layer's kernel was never called, or not in every pass.
+    """
+    watches = [_Watch(layer, observer, states_at) for layer in layers]
+    with ExitStack() as undo:
+        undo.callback(_leave, watches)
+        for watch in watches:
+            for namespace, name in watch.layer.kernels:
+                undo.callback(_release, namespace, name, _stand_in(namespace, name))
+            undo.enter_context(watch.layer.module.register_forward_pre_hook(watch.begin))
+            # The hook that was registered last comes first, so that passes end in the reverse of their order.
+            undo.enter_context(watch.layer.module.register_forward_hook(watch.end, prepend=True, always_call=True))
+        yield
+    silent = [watch.layer for watch in watches if watch.silent or not watch.reached]
+    if silent:
+        kernels = " or ".join(name for _, name in silent[0].kernels)
+        raise InputError(
+            f"capture: expected a call of {kernels} in every pass, found passes without, or no pass at all, in layers "
+            f"{', '.join(str(layer.index) for layer in silent)}: was the model run, and not compiled or with a hub's layers?"
+        )
+
+
+class _Watch:
+    """One layer that is looked at."""
+
+    def __init__(self, layer: Layer, observer: Observer, states_at: tuple[int, ...]) -> None:
+        self.layer, self.observer, self.states_at = layer, observer, states_at
+        self.reached, self.silent = False, False
+
+    def begin(self, module: torch.nn.Module, args: object) -> None:
+        # Inside a backward pass a layer runs again only because its activations were not kept.
+        if torch._C._current_graph_task_id() == -1:
+            _passes().append(_Pass(self))
+
+    def end(self, module: torch.nn.Module, args: object, output: object) -> None:
+        if _passes() and _passes()[-1].watch is self:
+            done = _passes().pop()
+            self.reached |= done.called
+            # Without an output, the layer failed before its kernel.
+            self.silent |= output is not None and not done.called
+
+    def see(self, call: Call, output: Tensor) -> None:
+        with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
+            seen = run(
+                self.layer.family.mixer,
+                call.tokens,
+                record=True,
+                initial_state=call.initial_state,
+                cu_seqlens=call.cu_seqlens,
+                states_at=self.states_at,
+            )
+        self.observer(self.layer, call, seen, output.detach())
+
+
+@dataclass
+class _Pass:
+    watch: _Watch
+    called: bool = False
+
+
+class _Recorder:
+    """Stands in for a kernel, which it calls, and shows the call to whoever looks at the layer that is running."""
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self.kernel, self.users = kernel, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the kernel's own arguments and results
+        if not _passes():
+            return self.kernel(*args, **kwargs)
+        # Layers do not contain each other: these are all passes of one layer, one for each context.
+        for each in _passes():
+            each.called = True
+        watch = _passes()[-1].watch
+        call = read_call(args, kwargs, f"layer {watch.layer.index} ({watch.layer.family.name})")
+        result = self.kernel(*args, **kwargs)
+        watch.see(call, result[0])
+        return result
+
+
+# One recorder serves all contexts and models at once: a module's functions belong to every model of its class.
+_changing = Lock()
+_running = local()
+
+
+def _passes() -> list[_Pass]:
+    """The passes of looked-at layers that this thread is in, the innermost last."""
+    if not hasattr(_running, "passes"):
+        _running.passes = []
+    passes: list[_Pass] = _running.passes
+    return passes
+
+
+def _leave(watches: list[_Watch]) -> None:
+    # An interrupt that is no Exception ends a pass without its hooks.
+    _passes()[:] = [each for each in _passes() if each.watch not in watches]
+
+
+def _stand_in(namespace: dict[str, Any], name: str) -> _Recorder:
+    with _changing:
+        found = namespace[name]
+        recorder = found if isinstance(found, _Recorder) else _Recorder(found)
+        recorder.users += 1
+        namespace[name] = recorder
+    return recorder
+
+
+def _release(namespace: dict[str, Any], name: str, recorder: _Recorder) -> None:
+    with _changing:
+        recorder.users -= 1
+        if not recorder.users and namespace[name] is recorder:
+            namespace[name] = recorder.kernel
