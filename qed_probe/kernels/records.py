@@ -59,7 +59,7 @@ def operator_norm(k: Tensor, a: Tensor, overlap: Tensor, key_norm: Tensor) -> Te
 
 def _decay_records(g: Tensor) -> dict[str, Tensor]:
     kept = g.exp()
-    lost = torch.tanh(g / -2)  # 1 − exp g = tanh(−g/2)·(1 + exp g), without cancellation and faster than expm1
+    lost = (g / -2).tanh_()  # 1 − exp g = tanh(−g/2)·(1 + exp g), without cancellation and faster than expm1
     return {
         "retention": kept.mean(-1),
         "budget_decay": torch.addcmul(lost, lost, kept).mean(-1),
