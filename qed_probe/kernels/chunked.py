@@ -25,10 +25,10 @@ class Read:
     """What the memory gave back.
 
     With Ŝ the decayed memory before a token's first edit: ``y`` ``[B, T, H, V]`` is Sᵀq after the last edit, without the output's
-    scale, ``overlap`` ``[B, T, H, M]`` qᵀk and ``decayed_y`` Ŝᵀq; ``residual`` ``[B, T, H, M, V]`` is u − Sᵀa, what each edit
-    wrote, and ``found`` ``[B, T, H, M, V]`` Sᵀa, what it read; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp. The last two have no rows
-    where no probes were given. ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of
-    each sequence and its last; ``states`` ``[positions, H, K, V]``.
+    scale, ``overlap`` ``[B, T, H, M]`` qᵀk and ``decayed_y`` Ŝᵀq; ``found`` ``[B, T, H, M, V]`` is Sᵀa, what each edit read, and
+    ``residual`` u − Sᵀa, what it wrote; ``probes`` ``[B, T, H, P, V]`` is Ŝᵀp, with no rows where no probes were given.
+    ``final_state`` ``[N, H, K, V]``; ``state_norm`` ``[marks, H]`` is ‖S‖_F at tokens 63, 127, … of each sequence and its last;
+    ``states`` ``[positions, H, K, V]``.
     """
 
     y: Tensor
@@ -94,17 +94,17 @@ def recurrence(
         return by_token(_add(x @ starts, by, residual))
 
     y = decayed_y = read(0, slice(M, None))[..., 0, :]
-    wrote, overlap = by_token(residual), torch.linalg.vecdot(q[..., None, :].to(dtype), k.to(dtype))
+    found, overlap = by_token(found), torch.linalg.vecdot(q[..., None, :].to(dtype), k.to(dtype))
+    wrote = u.to(dtype) - found
     for m in range(M):
         y = torch.addcmul(y, overlap[..., m, None], wrote[..., m, :])
-    none = wrote[..., :0, :]
     return Read(
         y=y,
         overlap=overlap,
         decayed_y=decayed_y,
         residual=wrote,
-        found=none if probes is None else by_token(found),
-        probes=none if probes is None else read(1, slice(None)),
+        found=found,
+        probes=wrote[..., :0, :] if probes is None else read(1, slice(None)),
         final_state=final,
         state_norm=norms,
         states=states(layout, states_at, starts, *(x.to(dtype).flatten(0, 1) for x in (g, k, wrote))),

@@ -122,15 +122,20 @@ def _run_segments(
     **choices: Any,  # noqa: ANN401
 ) -> tuple[dict[str, Tensor], Tensor]:
     """As ``_run``, one segment after another; ``state`` is updated in place."""
-    parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    whole: dict[str, Tensor] = {}
+    by_mark: defaultdict[str, list[Tensor]] = defaultdict(list)
     for span in segments(ends):
         inside = range(span.tokens.start, span.tokens.stop)
         wanted = tuple(token - inside.start for token in states_at if token in inside)
         part, before = cut(tokens, span.tokens), state[span.sequences]
         found, state[span.sequences] = _run(part, before, span.cu_seqlens, wanted, **choices)
+        for name in BY_MARK:
+            by_mark[name] += [found.pop(name)] if name in found else []
         for name, x in found.items():
-            parts[name].append(x)
-    return {name: torch.cat(parts.pop(name), 0 if name in BY_MARK else 1) for name in [*parts]}, state
+            if name not in whole:
+                whole[name] = x.new_empty(1, ends[-1], *x.shape[2:])
+            whole[name][:, span.tokens] = x
+    return whole | {name: torch.cat(parts) for name, parts in by_mark.items() if parts}, state
 
 
 def _run_reference(

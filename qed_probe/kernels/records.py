@@ -126,8 +126,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    # A root is the faster, but has no gradient at 0.
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1) if torch.is_grad_enabled() else _dot(x, x).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return norm
 
 
