@@ -68,8 +68,11 @@ def make_tokens(
     return Tokens(**{name: x.to(dtype) for name, x in fields.items()})
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    """Max |x − ref| / max |ref|, absolute where the reference is 0; infinite entries must agree exactly."""
+def error(found: Tensor, expected: Tensor, smallest: float = 1e-40) -> float:
+    """Max |x − ref| / max |ref|, absolute where the reference is 0; infinite entries must agree exactly.
+
+    Against ``smallest`` where all of the reference is below it: of what is below 1e-40 float32 holds fewer than 17 bits.
+    """
     found, expected = found.double(), expected.double()
     if not torch.equal(found.isfinite(), expected.isfinite()):
         return float("inf")
@@ -78,9 +81,8 @@ def error(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    # Float32 holds fewer than 17 bits of what is below 1e-40.
     size = expected[finite].abs().max().item()
-    return (found[finite] - expected[finite]).abs().max().item() / (max(size, 1e-40) if size else 1.0)
+    return (found[finite] - expected[finite]).abs().max().item() / (max(size, smallest) if size else 1.0)
 
 
 def place(tokens: Tokens, device: str) -> Tokens:

@@ -78,7 +78,8 @@ def compare_gradients(
     wanted = pull(oracle, replace(tokens, **double), state.double())
     found = pull(ours, place(tokens, device), state.to(device))
     assert found.keys() == wanted.keys()
-    errors = {name: error(found[name], wanted[name]) for name in wanted}
+    # What a decay of −90 leaves is below float32's normal numbers, where a GPU's exponentials and products have few bits.
+    errors = {name: error(found[name], wanted[name], 1e-36) for name in wanted}
     assert {name: size for name, size in errors.items() if not size <= tolerance} == {}
 
 
