@@ -166,6 +166,15 @@ def test_sixteen_bits(mixer: str, dtype: torch.dtype, device: str) -> None:
     compare(mixer, tokens, ROUNDED, backend="triton", device=device)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits_where_channels_decay_apart(dtype: torch.dtype, device: str) -> None:
+    T, H, K = (1000, 2, 64) if device == "cuda" else (34, 1, 8)
+    tokens = make_tokens("qed", T=T, H=H, K=K, V=K, dtype=dtype)
+    assert tokens.g is not None
+    g = -(torch.logspace(-3, 0.7, K)[torch.randperm(K, generator=torch.Generator().manual_seed(4))]).expand(tokens.g.shape)
+    compare("qed", replace(tokens, g=g.to(dtype)), ROUNDED, backend="triton", device=device)
+
+
 def test_nothing_depends_on_a_later_token_or_on_the_run(device: str) -> None:
     T, cuts = (150, (1, 31, 64, 100, 149)) if device == "cuda" else (20, (1, 17))
     tokens, later = (place(make_tokens("eda-qed", T=T, H=1, seed=seed), device) for seed in (0, 9))

@@ -40,9 +40,14 @@ class Pass(dict[str, Any]):
             del self[name]
 
     def launch(self, program: Any, *programs: int, **choices: Any) -> None:  # noqa: ANN401
-        """Run instances of a program on what it asks for; what it does not ask for tells the compiler how."""
+        """Run instances of a program on what it asks for; what it does not ask for tells the compiler how.
+
+        Multiply-adds are not fused, or the bits of the output would hang on what else is asked for.
+        """
         given, asked = self | choices, program.arg_names
-        options = {"num_warps": 4, "num_stages": 1} | {name: x for name, x in choices.items() if name not in asked}
+        options = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False} | {
+            name: x for name, x in choices.items() if name not in asked
+        }
         program[programs](*[given[name] for name in asked], **options)
 
 
@@ -118,7 +123,7 @@ def _prepare(x: Pass) -> None:
     scaled, own = torch.float32 if kept == torch.float32 else torch.float16, x["ADDRESS"] >= 0 or x["GATE"] == 3
     x |= {
         "a": x.new(T, H, M, K, dtype=scaled), "a_size": x.new(T, H, M), "d": x.new(*noted, K, dtype=scaled),
-        "d_size": x.new(*noted),         "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
+        "d_size": x.new(*noted), "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
         "by_q": x.new(T, H, M), "by_d": x.new(*noted, M), "edit_eigenvalue": x.new(*noted, M),
         "prepared": x.new(len(preparing.NOTES), *noted),
     }  # fmt: skip
@@ -144,7 +149,7 @@ def _couple(x: Pass) -> None:
     kept = x["v"].dtype
     x |= {name: x.new(n, H, rows, K, dtype=kept) for name in ("seen", "leaving")}
     x |= {"found": x.new(n, H, rows, V), "total": x.new(n, H, K)}
-    x.launch(solve, n, H, triton.cdiv(K, BK) + triton.cdiv(V, BV), BK=BK, BV=BV)
+    x.launch(solve, n, H, triton.cdiv(K, BK) + triton.cdiv(V, BV), BK=BK, BV=BV, num_warps=4 if exact else 8)
     x.drop("a", "a_size", "keys", "until", "coupled_a")
 
 

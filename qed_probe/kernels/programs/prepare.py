@@ -16,7 +16,7 @@ NOTES = (
 @triton.jit
 def _lost(g):
     """1 − exp g, without cancellation."""
-    series = 1 + g / 2 * (1 + g / 3 * (1 + g / 4 * (1 + g / 5 * (1 + g / 6 * (1 + g / 7)))))
+    series = 1 + g * (1 / 2) * (1 + g * (1 / 3) * (1 + g * (1 / 4) * (1 + g * (1 / 5) * (1 + g * (1 / 6) * (1 + g * (1 / 7))))))
     return tl.where(g > -0.25, -g * series, 1 - tl.exp(g))
 
 
@@ -100,7 +100,7 @@ def prepare(
         base = removal * tl.exp(-log)
         written = tl.load(k + ((token * HK + hk)[:, None] * K + channels[None, :]), mask=inside, other=0.0).to(tl.float32)
         size = scale(base)
-        tl.store(a + to, base / size[:, None], mask=inside)
+        tl.store(a + to, base * (1 / size)[:, None], mask=inside)
         tl.store(a_size + at * M, size, mask=ok)
         tl.store(a_size + at * M + 1, size, mask=ok)
         tl.store(a + to + K, tl.zeros([BT, BK], tl.float32), mask=inside)
@@ -136,7 +136,7 @@ def prepare(
                 if ADDED:
                     read = base + tl.load(lam + h).to(tl.float32) * direction
             size = scale(read)
-            tl.store(a + to + edit * K, read / size[:, None], mask=inside)
+            tl.store(a + to + edit * K, read * (1 / size)[:, None], mask=inside)
             tl.store(a_size + at * M + edit, size, mask=ok)
             if ADDRESS >= 0:
                 tl.store(keys + to + edit * K, key, mask=inside)
@@ -153,7 +153,7 @@ def prepare(
         aimed = tl.load(address + of_k, mask=inside, other=0.0).to(tl.float32)
         by_address = tl.sum(query * aimed, 1)
         size = scale(aimed)
-        tl.store(a + to + ADDRESS * K, aimed / size[:, None], mask=inside)
+        tl.store(a + to + ADDRESS * K, aimed * (1 / size)[:, None], mask=inside)
         tl.store(a_size + at * M + ADDRESS, size, mask=ok)
         tl.store(keys + to + ADDRESS * K, erased[:, None] * aimed, mask=inside)
         tl.store(by_q + at * M + ADDRESS, erased * by_address, mask=ok)
@@ -192,7 +192,7 @@ def prepare(
             tl.store(edit_eigenvalue + at * M + main, 1 - overlap, mask=ok)
         if SOURCE > 0:
             size = scale(direction)
-            tl.store(d + of_k, direction / size[:, None], mask=inside)
+            tl.store(d + of_k, direction * (1 / size)[:, None], mask=inside)
             tl.store(d_size + at, size, mask=ok)
             notes = note(notes, tl.sqrt(tl.sum(direction * direction, 1)), ok, step)
             for n in tl.static_range(N - 1):

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from qed_probe.kernels.programs.rows import before, decay_rows, given_rows, note, product, row, scale, sizes, token_rows
+from qed_probe.kernels.programs.rows import before, decay_rows, given_rows, note, product, row, sizes, token_rows
 
 NOTES = (
     "residual_norm", "output_norm", "read_norm", "base_read_norm", "correction_norm", "correction_cosine",
@@ -13,18 +13,17 @@ NOTES = (
 PARTS = tl.constexpr(8)
 """What ``read`` finds of each block of values: the norms of r, y, S̄ᵀd, S̄ᵀ(b⊙k), y without the correction, the cosine between the
 third and that, and the norms of Ŝᵀq and Ŝᵀε."""
-TINY = tl.constexpr(1e-30)
+TINY, FAR = tl.constexpr(1e-30), tl.constexpr(2.0**96)
 
 
 @triton.jit
 def norms(x):
-    """Row norms; where a square would leave float32's range, of rows divided by a power of two, which changes no other bit."""
-    square, size = tl.sum(x * x, 1), tl.full([x.shape[0]], 1.0, tl.float32)
-    if (tl.min(square, 0) < TINY) | (tl.max(square, 0) > 1 / TINY):
-        size = scale(x)
-        x = x * (1 / size)[:, None]
-        square = tl.sum(x * x, 1)
-    return size * tl.sqrt(square)
+    """Row norms; where a square would leave float32's range, of rows multiplied by a power of two, which changes no other bit."""
+    square = tl.sum(x * x, 1)
+    lost = (square < TINY) | (square > 1 / TINY)
+    by = tl.where(lost, tl.where(square < TINY, FAR, 1 / FAR), 0.0)
+    moved = x * by[:, None]
+    return tl.where(lost, tl.sqrt(tl.sum(moved * moved, 1)) / tl.where(lost, by, 1.0), tl.sqrt(square))
 
 
 @triton.jit
