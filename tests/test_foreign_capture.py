@@ -74,6 +74,13 @@ def test_bfloat16_models_are_replayed(model_type: str) -> None:
     assert [seen.observation.tokens.v.dtype for seen in records] == [torch.bfloat16] * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_replayed(dtype: torch.dtype) -> None:
+    for model_type in ("qwen3_5_text", "kimi_linear"):
+        records = captured(tiny(model_type).to(dtype), some_tokens(1, 20))
+        assert {seen.output.dtype for seen in records} == {dtype}
+
+
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4])
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3_next", "olmo_hybrid"])
 def test_grouped_heads(model_type: str, ratio: int) -> None:

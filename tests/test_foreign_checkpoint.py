@@ -163,7 +163,9 @@ def test_without_transformers_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert call(monkeypatch, "info", model) == 2
-    assert capfd.readouterr().err.endswith("found none: pip install 'qed-probe[hf]'\n")
+    assert capfd.readouterr().err.endswith(
+        "found none (import of transformers halted; None in sys.modules): pip install 'qed-probe[hf]'\n"
+    )
 
 
 def test_info_needs_no_weights(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +192,7 @@ def test_info_needs_no_weights(model: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert facts()["traceable"].startswith("no: model: expected")
 
 
-def test_info_of_a_native_checkpoint_needs_no_transformers(tmp_path: Path) -> None:
+def test_info_of_a_native_checkpoint_needs_no_transformers() -> None:
     code = "import sys; from qed_probe.models.opening import describe; describe(); sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -171,6 +171,18 @@ def test_a_cost_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert not list(tmp_path.glob("*.zarr"))
 
 
+def test_a_prompt_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("qed_probe.tracing.plan._free_memory", lambda: 10_000_000)
+    prompts = write_prompts(tmp_path, 1000)
+    # KDA's own kernel holds much more than a Gated DeltaNet's.
+    for model_type, status in (("qwen3_5_text", 0), ("kimi_linear", 2)):
+        where = save(tiny(model_type), tmp_path / model_type)
+        assert call(monkeypatch, "trace", where, "--prompts", prompts, "--dry-run") == status
+    assert "found 1,000" in capsys.readouterr().err
+
+
 def test_text_is_read_with_the_checkpoints_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,6 +216,14 @@ def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch
     assert spans == [(0, 128), (128, 256), (256, 320)]
 
 
+def test_heads_are_replayed_until_enough_tokens_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+    monkeypatch.setattr(plan, "PACK", 128)
+    monkeypatch.setattr(run, "check_heads", lambda captured, seed, start: starts.append(start))
+    qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 8, tmp_path / "run.zarr", layers=[0])
+    assert starts == [0, 128]
+
+
 def test_an_estimate_is_not_taken_from_a_single_short_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where, passes = make_checkpoint(tmp_path / "model", "qed"), []
     forward = qp.LanguageModel.forward

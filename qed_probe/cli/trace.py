@@ -33,9 +33,7 @@ SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recom
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the code that a checkpoint brings along, where transformers has none.")
-]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")]

@@ -17,7 +17,7 @@ from qed_probe.errors import InputError
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import enough_memory
 from qed_probe.models.model import Model
-from qed_probe.models.selfcheck import check_heads, check_layer
+from qed_probe.models.selfcheck import FIRST, check_heads, check_layer
 from qed_probe.store import reader, writer
 from qed_probe.store.layout import Layout
 from qed_probe.store.writer import Writer
@@ -64,10 +64,12 @@ def trace(
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
         total, resumed_at = plan.layout.sizes["token"], store.first_token
         left = (pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > resumed_at)
-        for number, pack in enumerate(left):
+        replayed = 0
+        for pack in left:
             with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"):
-                _run(plan, pack, store, first=number == 0)
+                _run(plan, pack, store, replays=replayed < FIRST)
             done = int(plan.layout.cu_seqlens[pack.stop])
+            replayed += done - int(plan.layout.cu_seqlens[pack.start])
             store.commit(done)
             if progress is not None:
                 progress(done, total)
@@ -91,7 +93,7 @@ def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **setting
     return Estimate(total, sum(sizes), seconds / ids.shape[1] * total)
 
 
-def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
+def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool) -> None:
     """Forward whole prompts, packed in one row, check what was seen of them and write it."""
     layout = plan.layout
     begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
@@ -103,7 +105,7 @@ def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
     sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
 
     def sink(captured: Captured) -> None:
-        if first:
+        if replays:
             check_heads(captured, plan.seed, begin)
         if captured.layer == sampled:
             check_layer(captured, begin)

@@ -89,7 +89,8 @@ def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_rem
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        _check(loading, directory)
+    _check(loading, directory)
+    with enough_memory(f"{directory}: a model of this size"):
         model = ForeignModel(inner.to(device), config).eval()
     if model.decay_dtype != "float32":
         found = f"{model.decay_dtype} in the model and {stored.stored('A_log')} on disk"

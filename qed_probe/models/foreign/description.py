@@ -43,12 +43,10 @@ class Description:
     def weights(self) -> Weights:
         """The weight files; raises CheckpointError if they cannot be used as they are."""
         found = read_weights(self.directory)
-        told = getattr(self.config, "quantization_config", None) or getattr(
-            self.config.get_text_config(), "quantization_config", None
-        )
+        told = any(getattr(part, "quantization_config", None) for part in (self.config, self.config.get_text_config()))
         seen = [f"{found.dtypes[name]} in {name}" for name in found.quantised]
         if told or seen:
-            what = [f"quantization_config in {CONFIG}"] * bool(told) + seen[:1]
+            what = [f"quantization_config in {CONFIG}"] * told + seen[:1]
             raise CheckpointError(
                 f"{self.directory}: expected plain weights, found quantised ones, whose scales are not applied: {', '.join(what)}"
             )

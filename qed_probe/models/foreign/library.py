@@ -21,7 +21,7 @@ def transformers(directory: Path) -> Any:  # noqa: ANN401 - the library
     try:
         library = import_module("transformers")
     except ImportError as error:
-        raise CheckpointError(f"{expected}, found none: pip install 'qed-probe[hf]'") from error
+        raise CheckpointError(f"{expected}, found none ({error}): pip install 'qed-probe[hf]'") from error
     if tuple(int(part) for part in library.__version__.split(".")[:2]) < OLDEST:
         raise CheckpointError(f"{expected}, found {library.__version__}")
     return library
