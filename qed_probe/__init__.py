@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qed_probe.models.checkpoint import save as save_model
     from qed_probe.models.config import PRESETS, ModelConfig, preset
     from qed_probe.models.language import LanguageModel
+    from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.tasks import Prompt, file_prompts, niah_prompts, text_prompts, token_prompts
@@ -28,10 +29,10 @@ __version__ = "0.1.0"
 __all__ = [
     "DIAGNOSTICS", "MIXERS", "PRESETS", "RECIPES", "ByteTokenizer", "Captured", "CheckFailed", "CheckpointError", "Estimate",
     "IncompleteStoreWarning", "InputError", "LanguageModel", "Mixer", "ModelConfig", "Prompt", "QedProbeError", "Recipe",
-    "StoreError", "Tokens", "__version__", "analyses", "capture", "errors", "estimate", "figures", "file_prompts", "kernels",
-    "load_model", "models", "niah_prompts", "open", "open_inputs", "open_states", "plot", "preset", "read_config",
-    "read_provenance", "recurrence", "reference", "run", "save_model", "store", "tasks", "text_prompts", "token_prompts",
-    "trace", "train", "training",
+    "StoreError", "Tokens", "__version__", "analyses", "capture", "describe", "errors", "estimate", "figures", "file_prompts",
+    "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs", "open_states", "plot",
+    "preset", "read_config", "read_provenance", "recurrence", "reference", "run", "save_model", "store", "tasks",
+    "text_prompts", "token_prompts", "trace", "train", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -43,6 +44,7 @@ _HOMES = {
     "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),
     "models.config": ("PRESETS", "ModelConfig", "preset"),
     "models.language": ("LanguageModel",),
+    "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("Prompt", "file_prompts", "niah_prompts", "text_prompts", "token_prompts"),

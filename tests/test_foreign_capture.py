@@ -36,8 +36,8 @@ def captured(model: nn.Module, *calls: Tensor, attention_mask: Tensor | None = N
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_prefill_continuation_and_decoding_are_the_full_pass(model_type: str) -> None:
-    model, tokens = tiny(model_type), some_tokens(2, 20)
-    pieces = captured(model, *torch.split(tokens, [11, 7, 1, 1], 1))
+    model, tokens = tiny(model_type), some_tokens(2, 13)
+    pieces = captured(model, *torch.split(tokens, [7, 4, 1, 1], 1))
     assert [seen.layer for seen in pieces] == [0, 2] * 4
     for layer in (0, 2):
         calls = [seen for seen in pieces if seen.layer == layer]
@@ -72,6 +72,13 @@ def test_bfloat16_models_are_replayed(model_type: str) -> None:
     records = captured(tiny(model_type).to(torch.bfloat16), some_tokens(1, 30), some_tokens(1, 1))
     assert {seen.output.dtype for seen in records} == {torch.bfloat16}
     assert [seen.observation.tokens.v.dtype for seen in records] == [torch.bfloat16] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_replayed(dtype: torch.dtype) -> None:
+    for model_type in ("qwen3_5_text", "kimi_linear"):
+        records = captured(tiny(model_type).to(dtype), some_tokens(1, 20))
+        assert {seen.output.dtype for seen in records} == {dtype}
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4])
@@ -209,7 +216,7 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
 def test_unknown_layers_and_models_are_named() -> None:
     with pytest.raises(InputError, match="layers: expected some of 0, 2, found 1"), capture(tiny("qwen3_5_text"), layers=[1]):
         pass
-    with pytest.raises(InputError, match=r"layers of qwen3_5, qwen3_next, .*, found none in Linear"), capture(nn.Linear(2, 2)):
+    with pytest.raises(InputError, match=r"layers of qwen3_5, .*, found none in Linear"), capture(nn.Linear(2, 2)):
         pass
 
 

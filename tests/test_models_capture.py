@@ -155,6 +155,11 @@ def test_unknown_layers_are_named() -> None:
         pass
 
 
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"expected a model, .*, found str"), capture("qed"):  # type: ignore[arg-type]
+        pass
+
+
 def test_captured_is_what_the_kernel_returned() -> None:
     model = small("qed")
     with capture(model, layers=[0]) as records:

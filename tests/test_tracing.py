@@ -191,9 +191,10 @@ def test_a_mismatch_stops_the_trace_and_is_located(what: str, tmp_path: Path) ->
 
 
 def test_packs_hold_whole_prompts_within_the_budget() -> None:
-    assert [*packs([8192, 1, 1])] == [slice(0, 1), slice(1, 3)]
-    assert [*packs([100_000])] == [slice(0, 1)]
-    assert [*packs([1] * 129)] == [slice(0, 128), slice(128, 129)]
+    assert [*packs([8192, 1, 1], 8192)] == [slice(0, 1), slice(1, 3)]
+    assert [*packs([100_000], 8192)] == [slice(0, 1)]
+    assert [*packs([1] * 129, 8192)] == [slice(0, 128), slice(128, 129)]
+    assert [*packs([1] * 3, 0)] == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
 def test_estimate_knows_tokens_and_bytes(prompts: list[qp.Prompt], tmp_path: Path) -> None:
@@ -213,6 +214,14 @@ def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run, "check_layer", lambda captured, start: spans.append((start, start + captured.output.shape[1])))
     qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 5, tmp_path / "run.zarr")
     assert spans == [(0, 128), (128, 256), (256, 320)]
+
+
+def test_heads_are_replayed_until_enough_tokens_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+    monkeypatch.setattr(plan, "PACK", 128)
+    monkeypatch.setattr(run, "check_heads", lambda captured, seed, start: starts.append(start))
+    qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 8, tmp_path / "run.zarr", layers=[0])
+    assert starts == [0, 128]
 
 
 def test_an_estimate_is_not_taken_from_a_single_short_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,27 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.errors import InputError
+from qed_probe.cli.trace import TrustRemoteCode
+from qed_probe.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from qed_probe.models.foreign.description import Description
 
 Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="A store or a checkpoint's directory.")]
 
 
-def info(path: Subject) -> None:
+def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
     if not path.exists():
         raise InputError(f"expected a store or a checkpoint, found nothing at {path}")
     store = (path / "zarr.json").exists()
-    screen.facts(str(path), list(_store(path) if store else _checkpoint(path)))
+    screen.facts(str(path), list(_store(path) if store else _checkpoint(path, trust_remote_code)))
     typer.echo(f"next: qed-probe plot {path}" if store else f"what a trace costs: qed-probe trace {path} --dry-run")
 
 
@@ -32,10 +36,33 @@ def _store(path: Path) -> Iterator[tuple[str, object]]:
     yield from ((name, value) for name, value in ds.attrs.items() if name not in ("variables", "complete"))
 
 
-def _checkpoint(path: Path) -> Iterator[tuple[str, object]]:
-    yield from qp.read_config(path).used().items()
+def _checkpoint(path: Path, trust: bool) -> Iterator[tuple[str, object]]:
+    config = qp.describe(path, trust_remote_code=trust)
+    if not isinstance(config, qp.ModelConfig):
+        yield from _foreign(config)
+        return
+    yield from config.used().items()
     yield "size", _size(path)
     yield from qp.read_provenance(path).items()
+
+
+def _foreign(found: "Description") -> Iterator[tuple[str, object]]:
+    """What is known of another library's checkpoint without its weights, and whether it can be traced."""
+    yield "family", f"{found.family} ({found.model} of transformers)"
+    yield "mixer", found.mixer
+    yield "layers", f"{len(found.layers)} of {found.depth}: {', '.join(map(str, found.layers))}"
+    yield "heads", f"{found.heads}, of keys {found.key_heads}"
+    names = ("key_dim", "value_dim", "hidden", "vocab_size", "longest", "gate_max")
+    yield from ((name, getattr(found, name)) for name in names)
+    yield "size", _size(found.directory)
+    try:
+        stored = found.weights
+    except CheckpointError as error:
+        yield "traceable", f"no: {error}"
+    else:
+        yield "dtype", stored.stored()
+        yield "A_log", stored.stored("A_log")
+        yield "traceable", "yes, if loading finds every weight"
 
 
 def _size(path: Path) -> str:

@@ -33,6 +33,7 @@ SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recom
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")]
@@ -79,6 +80,7 @@ def trace(
     state_at: StateAt = None,
     strength: Strength = 1.0,
     backend: Backend = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -86,9 +88,9 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "backend": backend, "seed": seed}
+    settings |= {"strength": strength, "backend": backend, "seed": seed, "trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    chosen = _prompts(checkpoint, sources, length, samples, seed)
+    chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code)
     if dry_run:
         cost = qp.estimate(checkpoint, chosen, **settings)
         typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
@@ -101,7 +103,7 @@ def trace(
 
 
 def _prompts(
-    checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int | None, seed: int
+    checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int | None, seed: int, trust: bool
 ) -> "Sequence[qp.Prompt]":
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
@@ -111,16 +113,17 @@ def _prompts(
         raise InputError(f"{' and '.join(sized)}: expected with a task, found with {given[0]}")
     if sources["--task"] not in (None, "niah"):
         raise InputError(f"--task: expected niah, found {sources['--task']!r}")
-    config = qp.read_config(checkpoint)
-    tokenizer = qp.ByteTokenizer() if config.tokenizer == "bytes" else None
+    if sources["--tokens"]:
+        return qp.token_prompts(sources["--tokens"], qp.describe(checkpoint, trust_remote_code=trust).vocab_size)
+    tokenizer = qp.find_tokenizer(checkpoint, trust_remote_code=trust)
     if sources["--text"]:
         return qp.text_prompts(sources["--text"], tokenizer)
     if sources["--prompts"]:
         return qp.file_prompts(sources["--prompts"], tokenizer)
-    if sources["--tokens"]:
-        return qp.token_prompts(sources["--tokens"], config.vocab_size)
-    if tokenizer is None:
-        raise InputError(f"--task niah: expected a model over bytes, found a vocabulary of {config.vocab_size}; use --tokens")
+    if not isinstance(tokenizer, qp.ByteTokenizer):
+        raise InputError(
+            "--task niah: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
+        )
     return qp.niah_prompts(_training_length(checkpoint) if length is None else length, 16 if samples is None else samples, seed)
 
 

@@ -14,6 +14,7 @@ from qed_probe.models.foreign.families import Layer, find_layers
 from qed_probe.models.foreign.intercept import intercept
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.mixer import DeltaMixer, Observer
+from qed_probe.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ Found = TypeVar("Found", DeltaMixer, Layer)
 
 @contextmanager
 def capture(
-    model: LanguageModel | nn.Module,
+    model: Model | nn.Module,
     sink: Sink | None = None,
     layers: Collection[int] | None = None,
     states_at: tuple[int, ...] = (),
@@ -55,9 +56,12 @@ def capture(
     """
     seen: list[Captured] = []
     keep = sink or seen.append
-    watching = (
-        _native(model, keep, layers, states_at) if isinstance(model, LanguageModel) else _foreign(model, keep, layers, states_at)
-    )
+    if isinstance(model, LanguageModel):
+        watching = _native(model, keep, layers, states_at)
+    elif isinstance(model, nn.Module):
+        watching = _foreign(model, keep, layers, states_at)
+    else:
+        raise InputError(f"capture: expected a model, which is a torch.nn.Module, found {type(model).__name__}")
     with watching:
         yield seen
 

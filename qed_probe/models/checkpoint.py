@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -91,17 +91,19 @@ def read_provenance(directory: str | Path | None = None) -> dict[str, Any]:
     return _section(_path(directory) / CONFIG, "provenance")
 
 
-def digest(directory: str | Path | None = None) -> str:
-    """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by ``model.safetensors``."""
+def digest(directory: str | Path | None = None, weights: Sequence[str] = (WEIGHTS,)) -> str:
+    """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by the files of its weights."""
     directory = _path(directory)
     total = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
+    for name in (CONFIG, *weights):
         try:
             with (directory / name).open("rb") as file:
                 while block := file.read(1 << 20):
                     total.update(block)
         except OSError as error:
-            raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no readable {name}") from error
+            raise CheckpointError(
+                f"{directory}: expected {CONFIG} and {' and '.join(weights)}, found no readable {name}"
+            ) from error
     return total.hexdigest()
 
 
@@ -109,9 +111,9 @@ def _path(directory: str | Path | None) -> Path:
     return Path(str(files("qed_probe.data"))) / "qed-tiny" if directory is None else Path(directory)
 
 
-def _section(path: Path, name: str) -> dict[str, Any]:
-    """One object of ``config.json``, once the file is known to be of this format."""
-    directory = path.parent
+def read_json(directory: Path) -> dict[str, Any]:
+    """``config.json``, of whatever format; raises CheckpointError if there is no such file or it holds no object."""
+    path = directory / CONFIG
     if not directory.is_dir():
         found = "a file" if directory.exists() else "nothing"
         raise CheckpointError(f"{directory}: expected a directory with {CONFIG} and {WEIGHTS}, found {found}")
@@ -123,6 +125,12 @@ def _section(path: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{path}: expected JSON, found something else ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _section(path: Path, name: str) -> dict[str, Any]:
+    """One object of ``config.json``, once the file is known to be of this format."""
+    content = read_json(path.parent)
     kind, version = content.get("format"), content.get("format_version")
     if (kind, version) != (FORMAT, FORMAT_VERSION):
         raise CheckpointError(f"{path}: expected format {FORMAT} version {FORMAT_VERSION}, found {kind} version {version}")

@@ -40,6 +40,8 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A decoder language model over token ids; random weights are drawn from torch's global generator."""
 
+    packs, longest, scratch = True, None, 0
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -61,6 +63,10 @@ class LanguageModel(nn.Module):
     def mixers(self) -> dict[int, DeltaMixer]:
         """The layers that have a memory, by layer index."""
         return {index: block.mixer for index, block in enumerate(self.layers) if isinstance(block, Block)}
+
+    def strengths(self) -> dict[int, Tensor]:
+        """λ ``[H]`` of every layer that has a memory, by layer index."""
+        return {index: mixer.lam() for index, mixer in self.mixers.items()}
 
     def new_cache(self, batch: int) -> Cache:
         """A cache in which nothing has been seen, for ``batch`` sequences."""

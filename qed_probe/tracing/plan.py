@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qed_probe.errors import InputError
+from qed_probe.errors import CheckpointError, InputError
 from qed_probe.kernels import Choice, edits
-from qed_probe.models import checkpoint as checkpoints
+from qed_probe.models import opening
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import find_device
-from qed_probe.models.language import LanguageModel
+from qed_probe.models.foreign.tokenizer import ForeignTokenizer
+from qed_probe.models.model import Model
+from qed_probe.models.tokenizer import ByteTokenizer
 from qed_probe.store import schema
 from qed_probe.store.layout import Layout
 from qed_probe.tasks.prompts import Prompt
@@ -37,8 +39,8 @@ class Settings(TypedDict, total=False):
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model
     runs on and in; ``vectors`` is the dtype that the read S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps
     what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every
-    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``seed`` draws the heads and the layer of the
-    self-check; ``command`` is kept in the store.
+    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``trust_remote_code`` lets a checkpoint run code
+    that it brings along; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the store.
     """
 
     layers: Sequence[int] | None
@@ -49,6 +51,7 @@ class Settings(TypedDict, total=False):
     state_at: Sequence[int]
     strength: float
     backend: Choice
+    trust_remote_code: bool
     seed: int
     command: str
 
@@ -57,11 +60,17 @@ class Settings(TypedDict, total=False):
 class Plan:
     """A model that is ready, the layout of its store, and the prompts, which are made again each time they are asked for."""
 
-    model: LanguageModel
+    model: Model
+    tokenizer: ByteTokenizer | ForeignTokenizer | None
     device: torch.device
     layout: Layout
     prompts: Sequence[Prompt]
     seed: int
+
+    @property
+    def packs(self) -> Iterator[slice]:
+        """The prompts of one forward each."""
+        return packs(self.layout.lengths, _pack(self.model))
 
 
 def make_plan(
@@ -76,6 +85,7 @@ def make_plan(
     state_at: Sequence[int] = (),
     strength: float = 1.0,
     backend: Choice = "auto",
+    trust_remote_code: bool = False,
     seed: int = 0,
     command: str = "",
 ) -> Plan:
@@ -85,25 +95,41 @@ def make_plan(
     """
     _check_settings(dtype, vectors, strength, seed)
     place = find_device(device)
-    known = survey(prompts, checkpoints.read_config(checkpoint).vocab_size)
+    known = survey(prompts, opening.describe(checkpoint, trust_remote_code=trust_remote_code).vocab_size)
     prompts = unchanged(prompts, known.fingerprints)
-    model = checkpoints.load(checkpoint, device=place, dtype=DTYPES[dtype])
+    tokenizer = _tokenizer(checkpoint, trust_remote_code)
+    model = opening.open_model(
+        checkpoint,
+        device=place,
+        dtype=DTYPES[dtype],
+        strength=strength,
+        backend=backend,
+        trust_remote_code=trust_remote_code,
+    )
     chosen = _layers(model, layers)
-    for mixer in model.mixers.values():
-        mixer.strength, mixer.backend = strength, backend
     _check_fit(model, known.lengths, place)
     layout = _layout(
         model,
+        place,
         chosen,
         prompts,
         known,
         vectors=vectors,
         save_inputs=save_inputs,
         state_at=state_at,
+        texts=tokenizer is not None,
         attrs=_identity(model, checkpoint, dtype, place) | {"strength": float(strength)},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
     )
-    return Plan(model, place, layout, prompts, seed)
+    return Plan(model, tokenizer, place, layout, prompts, seed)
+
+
+def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTokenizer | ForeignTokenizer | None:
+    """What names the tokens in the store; without one that can be used they have numbers alone."""
+    try:
+        return opening.find_tokenizer(checkpoint, trust_remote_code=trust_remote_code)
+    except CheckpointError:
+        return None
 
 
 def _check_settings(dtype: str, vectors: str, strength: float, seed: int) -> None:
@@ -118,7 +144,8 @@ def _check_settings(dtype: str, vectors: str, strength: float, seed: int) -> Non
 
 
 def _layout(
-    model: LanguageModel,
+    model: Model,
+    device: torch.device,
     chosen: tuple[int, ...],
     prompts: Sequence[Prompt],
     known: Survey,
@@ -126,14 +153,15 @@ def _layout(
     vectors: str,
     save_inputs: bool,
     state_at: Sequence[int],
+    texts: bool,
     attrs: dict[str, object],
     provenance: dict[str, object],
 ) -> Layout:
     """What a trace of this model writes, and in which shapes."""
-    first, config = _look(model, chosen[0]), model.config
+    first, config, strengths = _look(model, device, chosen[0]), model.config, model.strengths()
     names = [name for name in first.observation.records if name != "read" or vectors != "none"]
     names += list(inputs(first)) if save_inputs else []
-    names += ["nll"] + ["token_text"] * (config.tokenizer == "bytes") + ["states/state"] * (len(state_at) > 0)
+    names += ["nll"] + ["token_text"] * texts + ["states/state"] * (len(state_at) > 0)
     names += ["correct"] * known.answers
     return Layout(
         names=tuple(names),
@@ -147,7 +175,7 @@ def _layout(
         edits=edits(first.mixer, first.observation.tokens).k.shape[-2],
         roles=known.roles,
         details=known.details,
-        lam=np.stack([model.mixers[layer].lam().detach().cpu().numpy() for layer in chosen]),
+        lam=np.stack([strengths[layer].detach().cpu().numpy() for layer in chosen]),
         snapshots=_snapshots(known.lengths, state_at),
         vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
@@ -156,58 +184,73 @@ def _layout(
     )
 
 
-def _identity(model: LanguageModel, checkpoint: str | Path | None, dtype: str, device: torch.device) -> dict[str, object]:
+def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: torch.device) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
-    return {
+    return opening.identity(checkpoint, model) | {
         "mixer": model.config.mixer,
-        "checkpoint_digest": checkpoints.digest(checkpoint),
         "dtype": dtype,
         "gate_max": model.config.gate_max,
         "lambda_max": model.config.lambda_max,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
-        "pack_tokens": PACK,
+        "pack_tokens": _pack(model),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
     }
 
 
-def _look(model: LanguageModel, layer: int) -> Captured:
+def _look(model: Model, device: torch.device, layer: int) -> Captured:
     """One layer's pass over a single token: which records, inputs and sizes a trace of this model has."""
     seen: list[Captured] = []
     with torch.inference_mode(), capture(model, seen.append, [layer]):
-        model(torch.zeros(1, 1, dtype=torch.int64, device=model.embed.weight.device))
+        model(torch.zeros(1, 1, dtype=torch.int64, device=device))
     return seen[0]
 
 
-def packs(lengths: Iterable[int]) -> Iterator[slice]:
-    """Prompts of one forward each; they depend on the prompts alone, so that a resumed run repeats the same arithmetic."""
+def _pack(model: Model) -> int:
+    """Tokens of a forward pass, 0 where each prompt has its own."""
+    return PACK if model.packs else 0
+
+
+def packs(lengths: Iterable[int], tokens: int) -> Iterator[slice]:
+    """Prompts of one forward each: several if they fit in ``tokens``.
+
+    They depend on the prompts alone, so that a resumed run repeats the same arithmetic.
+    """
     start, filled, index = 0, 0, -1
     for index, length in enumerate(lengths):
         size = -(-length // schema.MARK) * schema.MARK
-        if filled and filled + size > PACK:
+        if filled and filled + size > tokens:
             yield slice(start, index)
             start, filled = index, 0
         filled += size
     yield slice(start, index + 1)
 
 
-def _layers(model: LanguageModel, asked: Sequence[int] | None) -> tuple[int, ...]:
-    there = tuple(model.mixers)
+def _layers(model: Model, asked: Sequence[int] | None) -> tuple[int, ...]:
+    there = tuple(model.strengths())
     unknown = [layer for layer in asked or () if layer not in there]
     if unknown or (asked is not None and not asked):
         raise InputError(f"layers: expected some of {[*there]}, found {unknown or 'none'}")
     return there if asked is None else tuple(sorted(set(asked)))
 
 
-def _check_fit(model: LanguageModel, lengths: NDArray[np.int64], device: torch.device) -> None:
-    """Refuse a prompt whose pass would not fit in memory; the factors are measured, a CPU works segment by segment."""
-    config = model.config
+def _check_fit(model: Model, lengths: NDArray[np.int64], device: torch.device) -> None:
+    """Refuse a prompt that is too long for the model or whose pass would not fit in memory.
+
+    The factors are measured; a CPU works segment by segment.
+    """
+    config, longest = model.config, int(lengths.argmax())
+    if model.longest is not None and lengths[longest] > model.longest:
+        raise InputError(
+            f"prompt {longest + 1}: expected at most {model.longest:,} tokens, what the model is made for, "
+            f"found {lengths[longest]:,}"
+        )
     held = 12 if device.type == "cpu" else 40
-    waiting = 26 * config.heads * config.layers  # the writer's: a chunk of a scalar record spans the layers
-    per_token = 4 * (held * config.heads * (config.key_dim + config.value_dim) + 8 * config.hidden + waiting)
+    waiting = 26 * config.heads * len(model.strengths())  # the writer's: a chunk of a scalar record spans the layers
+    per_head = held * (config.key_dim + config.value_dim) + model.scratch
+    per_token = 4 * (config.heads * per_head + 8 * config.hidden + waiting)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
-    longest = int(lengths.argmax())
     if free is not None and lengths[longest] * per_token > free:
         raise InputError(
             f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, "

@@ -16,18 +16,20 @@ from torch import Tensor
 from qed_probe.errors import InputError
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import enough_memory
-from qed_probe.models.language import LanguageModel
-from qed_probe.models.selfcheck import check_heads, check_layer
-from qed_probe.models.tokenizer import ByteTokenizer
+from qed_probe.models.model import Model
+from qed_probe.models.selfcheck import FIRST, check_heads, check_layer
 from qed_probe.store import reader, writer
 from qed_probe.store.layout import Layout
 from qed_probe.store.writer import Writer
 from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.inputs import inputs
-from qed_probe.tracing.plan import Plan, Settings, make_plan, packs
+from qed_probe.tracing.plan import Plan, Settings, make_plan
 
 Progress = Callable[[int, int], None]
 """Called with the tokens done and their total."""
+
+LOGITS = 1 << 26
+"""Scores that are held at once: 1024 tokens' worth, or fewer where the vocabulary is large."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ def trace(
     going_on = resume and Path(output).exists()
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
         total, resumed_at = plan.layout.sizes["token"], store.first_token
-        left = (pack for pack in packs(plan.layout.lengths) if plan.layout.cu_seqlens[pack.stop] > resumed_at)
-        for number, pack in enumerate(left):
+        left = (pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > resumed_at)
+        replayed = 0
+        for pack in left:
             with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"):
-                _run(plan, pack, store, first=number == 0)
+                _run(plan, pack, store, replays=replayed < FIRST)
             done = int(plan.layout.cu_seqlens[pack.stop])
+            replayed += done - int(plan.layout.cu_seqlens[pack.start])
             store.commit(done)
             if progress is not None:
                 progress(done, total)
@@ -89,7 +93,7 @@ def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **setting
     return Estimate(total, sum(sizes), seconds / ids.shape[1] * total)
 
 
-def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
+def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool) -> None:
     """Forward whole prompts, packed in one row, check what was seen of them and write it."""
     layout = plan.layout
     begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
@@ -101,7 +105,7 @@ def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
     sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
 
     def sink(captured: Captured) -> None:
-        if first:
+        if replays:
             check_heads(captured, plan.seed, begin)
         if captured.layer == sampled:
             check_layer(captured, begin)
@@ -112,8 +116,8 @@ def _run(plan: Plan, pack: slice, store: Writer, *, first: bool) -> None:
             hidden = plan.model(ids, cu_seqlens=boundaries)
         nll, hit = _likelihood(plan.model, hidden[0], ids[0], boundaries)
     store.write_tokens("nll", nll, start=begin)
-    if "token_text" in layout.names:
-        store.write_tokens("token_text", ByteTokenizer().pieces(tokens), start=begin)
+    if plan.tokenizer is not None:
+        store.write_tokens("token_text", plan.tokenizer.pieces(tokens), start=begin)
     if "correct" in layout.names:
         spans = zip(prompts, layout.cu_seqlens[pack] - begin, strict=True)
         right = [np.nan if p.answer is None else float(hit[at : at + len(p.tokens)][p.answer].all()) for p, at in spans]
@@ -135,12 +139,11 @@ def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> Non
         store.write_marks("states/state", _numpy(states), layer=captured.layer, start=begin)
 
 
-def _likelihood(
-    model: LanguageModel, hidden: Tensor, ids: Tensor, boundaries: Tensor
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _likelihood(model: Model, hidden: Tensor, ids: Tensor, boundaries: Tensor) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """−ln p of each token given the earlier ones of its prompt, NaN for the first, and whether it was the likeliest."""
     nll, hit = [hidden.new_full((1,), math.nan, dtype=torch.float32)], [ids.new_zeros(1, dtype=torch.bool)]
-    for states, following in zip(torch.split(hidden[:-1], 1024), torch.split(ids[1:], 1024), strict=True):
+    rows = max(min(1024, LOGITS // model.config.vocab_size), 1)
+    for states, following in zip(torch.split(hidden[:-1], rows), torch.split(ids[1:], rows), strict=True):
         logits = model.logits(states).float()
         nll.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
         hit.append(logits.argmax(-1) == following)

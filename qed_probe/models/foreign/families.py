@@ -16,7 +16,8 @@ class Family:
     """One model type of another library.
 
     ``layer`` is its layer's class, with its module. The layer calls its kernels, one for many tokens and one for a single token,
-    as ``functions``: globals of that module. Before transformers 5.15 it called them as ``attributes`` of its own.
+    as ``functions``: globals of that module. Before transformers 5.15 it called them as ``attributes`` of its own. ``sizes`` are
+    the layer's attributes that hold the number of key heads, of value heads, K and V.
     """
 
     name: str
@@ -24,20 +25,37 @@ class Family:
     mixer: Mixer
     functions: tuple[str, ...]
     attributes: tuple[str, ...]
+    sizes: tuple[str, str, str, str]
 
 
-_GDN = (
-    MIXERS["gdn"],
-    ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
-    ("chunk_gated_delta_rule", "recurrent_gated_delta_rule"),
-)
-_KDA = (MIXERS["kda"], ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), ())
+_GDN: dict[str, Any] = {
+    "mixer": MIXERS["gdn"],
+    "functions": ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+    "attributes": ("chunk_gated_delta_rule", "recurrent_gated_delta_rule"),
+    "sizes": ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"),
+}
+_KDA: dict[str, Any] = {
+    "mixer": MIXERS["kda"],
+    "functions": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
+    "attributes": (),
+    "sizes": ("num_heads", "num_heads", "head_dim", "head_dim"),
+}
+
+
+def _transformers(name: str, layer: str, rule: dict[str, Any]) -> Family:
+    return Family(name, f"transformers.models.{name}.modeling_{name}.{layer}", **rule)
+
 
 FAMILIES = (
-    Family("qwen3_5", "transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet", *_GDN),
-    Family("qwen3_next", "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", *_GDN),
-    Family("olmo_hybrid", "transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", *_GDN),
-    Family("kimi_linear", "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention", *_KDA),
+    _transformers("qwen3_5", "Qwen3_5GatedDeltaNet", _GDN),
+    _transformers("qwen3_5_moe", "Qwen3_5MoeGatedDeltaNet", _GDN),
+    _transformers("qwen3_next", "Qwen3NextGatedDeltaNet", _GDN),
+    _transformers("qwen4_exp", "Qwen4ExpTextGatedDeltaNet", _GDN),
+    _transformers("lara_mini", "LaraMiniGatedDeltaNet", _GDN),
+    _transformers("olmo_hybrid", "OlmoHybridGatedDeltaNet", _GDN),
+    _transformers("kimi_linear", "KimiLinearDeltaAttention", _KDA),
+    _transformers("glm5_next", "Glm5NextTextLinearAttention", _KDA),
+    _transformers("bailing_hybrid", "BailingHybridDeltaAttention", _KDA),
 )
 _BY_LAYER = {family.layer: family for family in FAMILIES}
 
@@ -50,6 +68,17 @@ class Layer:
     module: nn.Module
     family: Family
     kernels: tuple[tuple[dict[str, Any], str], ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Key heads, value heads, K and V."""
+        key_heads, heads, key, value = (int(getattr(self.module, name)) for name in self.family.sizes)
+        return key_heads, heads, key, value
+
+    @property
+    def gate_max(self) -> float:
+        """The upper end of β's range: 2 in a layer that allows negative eigenvalues."""
+        return 2.0 if getattr(self.module, "allow_neg_eigval", False) else 1.0
 
 
 def find_layers(model: nn.Module) -> dict[int, Layer]:

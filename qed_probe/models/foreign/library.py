@@ -1,0 +1,90 @@
+"""The one door to transformers: imported when a checkpoint of it is opened, kept quiet, its refusals told in one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qed_probe.errors import CheckpointError
+
+OLDEST = (5, 24)
+"""The oldest version whose checkpoints have been verified."""
+
+
+def transformers(directory: Path) -> Any:  # noqa: ANN401 - the library
+    """The library; raises CheckpointError if it is not there, or too old."""
+    expected = f"{directory}: expected transformers {OLDEST[0]}.{OLDEST[1]} or later, as this is a checkpoint for it"
+    try:
+        library = import_module("transformers")
+    except ImportError as error:
+        raise CheckpointError(f"{expected}, found none ({error}): pip install 'qed-probe[hf]'") from error
+    if tuple(int(part) for part in library.__version__.split(".")[:2]) < OLDEST:
+        raise CheckpointError(f"{expected}, found {library.__version__}")
+    return library
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's progress bars and remarks off the terminal; what matters of them is an error of ours."""
+    log = import_module("transformers.utils.logging")
+    before, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(before)
+        if bars:
+            log.enable_progress_bar()
+
+
+@contextmanager
+def refusals(directory: Path, expected: str) -> Iterator[None]:
+    """Turn what the library raises at a checkpoint that it cannot use into a CheckpointError."""
+    strict = import_module("huggingface_hub.errors").StrictDataclassError
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, strict) as error:
+        raise CheckpointError(f"{directory}: expected {expected}, found {type(error).__name__}: {_short(str(error))}") from error
+
+
+def read_config(directory: Path, model_type: str, *, code: bool, trust_remote_code: bool) -> Any:  # noqa: ANN401 - of the library
+    """The configuration as the library reads it; its own code is run only where the library does not know the model type.
+
+    ``code`` says whether the checkpoint brings code. Raises CheckpointError.
+    """
+    library = transformers(directory)
+    known = model_type in import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    if not known and not (code and trust_remote_code):
+        found = f"{model_type!r}, which transformers {library.__version__} does not know"
+        found += "; it comes with code of its own, which --trust-remote-code runs" if code else ""
+        raise CheckpointError(f"{directory}: expected a model type of transformers, found {found}")
+    with quiet(), refusals(directory, "a configuration that transformers can read"):
+        return library.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=not known)
+
+
+def auto_class(config: Any, directory: Path) -> Any:  # noqa: ANN401 - both of the library
+    """What builds and loads a language model of this configuration: of text if there is one, else of text and pictures."""
+    library, auto = transformers(directory), import_module("transformers.models.auto.modeling_auto")
+    if type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return library.AutoModelForCausalLM
+    if type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return library.AutoModelForImageTextToText
+    raise CheckpointError(f"{directory}: expected a language model with an output over its vocabulary, found {config.model_type}")
+
+
+def skeleton(config: Any, directory: Path, *, trust_remote_code: bool) -> nn.Module:  # noqa: ANN401 - of the library
+    """The model without its weights, which takes no memory; raises CheckpointError."""
+    auto = auto_class(config, directory)
+    with torch.device("meta"), quiet(), refusals(directory, "a configuration that a model can be built from"):
+        model: nn.Module = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:300]}…"

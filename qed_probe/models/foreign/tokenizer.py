@@ -1,0 +1,42 @@
+"""The tokenizer that a checkpoint of transformers brings along."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qed_probe.models.foreign.library import quiet, refusals, transformers
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+class ForeignTokenizer:
+    """A tokenizer of transformers; texts begin with whatever it puts before them by itself."""
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - of the library
+        self._inner = inner
+
+    def encode(self, text: str, /) -> NDArray[np.int64]:
+        """Token ids of a text, int64 ``[T]``; raises UnicodeEncodeError for a lone surrogate."""
+        text.encode()
+        return np.array(self._inner.encode(text), np.int64)
+
+    def pieces(self, ids: Sequence[int] | NDArray[np.int64], /) -> list[str]:
+        r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``."""
+        known = {int(i): _printable(self._inner.decode([int(i)])) for i in np.unique(ids)}
+        return [known[int(i)] for i in ids]
+
+
+def find_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> ForeignTokenizer | None:
+    """The checkpoint's tokenizer, None if it has no file of one; raises CheckpointError for one that cannot be used."""
+    if not any((directory / name).is_file() for name in FILES):
+        return None
+    auto = transformers(directory).AutoTokenizer
+    with quiet(), refusals(directory, "a tokenizer that transformers can read"):
+        return ForeignTokenizer(auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

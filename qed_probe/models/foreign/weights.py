@@ -1,0 +1,75 @@
+"""The weight files of a checkpoint, known by their headers: which there are, and what tensors they hold."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from qed_probe.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The dtypes of plain weights, by their names in a file."""
+QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+"""How the names of dtypes begin that mean nothing without scales; wider integers are no weights."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Names of files, in order, and of every tensor in them its dtype, as the file names it, and its number of elements."""
+
+    files: tuple[str, ...]
+    dtypes: dict[str, str] = field(repr=False)
+    elements: dict[str, int] = field(repr=False)
+
+    @property
+    def quantised(self) -> list[str]:
+        """Names of tensors that need scales."""
+        return [name for name, dtype in self.dtypes.items() if dtype.startswith(QUANTISED)]
+
+    def stored(self, ending: str = "") -> str:
+        """The dtypes of the plain weights whose names end so, the one that most elements have first: ``bfloat16, float32``."""
+        count: Counter[str] = Counter()
+        for name, dtype in self.dtypes.items():
+            if name.endswith(ending) and dtype in DTYPES:
+                count[DTYPES[dtype]] += self.elements[name]
+        return ", ".join(name for name, _ in count.most_common())
+
+
+def read_weights(directory: Path) -> Weights:
+    """Read the headers of all weight files; raises CheckpointError if there are none, or one is missing or damaged."""
+    names = _files(directory)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        found = f"no {missing[0]}" + (f" and {len(missing) - 1} others missing" if len(missing) > 1 else "")
+        raise CheckpointError(f"{directory}: expected {len(names)} weight files, as {INDEX} lists them, found {found}")
+    dtypes, elements = {}, {}
+    for path in (directory / name for name in names):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                    tensor = file.get_slice(name)
+                    dtypes[name], elements[name] = tensor.get_dtype(), prod(tensor.get_shape())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path}: expected a whole safetensors file, found one that cannot be read ({error})"
+            ) from error
+    return Weights(tuple(names), dtypes, elements)
+
+
+def _files(directory: Path) -> list[str]:
+    """One file, or the shards that an index lists, as transformers chooses."""
+    if (directory / SINGLE).is_file():
+        return [SINGLE]
+    path = directory / INDEX
+    if not path.is_file():
+        others = sorted(file.name for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf") for file in directory.glob(pattern))
+        found = others[0] if others else "neither"
+        raise CheckpointError(f"{directory}: expected weights in {SINGLE} or in shards with {INDEX}, found {found}")
+    try:
+        return sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: expected JSON with an object 'weight_map', found something else") from error

@@ -1,0 +1,37 @@
+"""What a trace asks of a model; the native ones and those of other libraries give it."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.foreign.description import Description
+
+
+class Model(Protocol):
+    """A language model with layers that own a memory, of which ``capture`` sees every pass."""
+
+    @property
+    def config(self) -> ModelConfig | Description:
+        """Its mixer and its sizes."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it takes several sequences in one row and keeps them apart."""
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that a sequence may have, None if any number."""
+
+    @property
+    def scratch(self) -> int:
+        """Float32 numbers a token and head that its own kernel holds while it runs, where they are many."""
+
+    def strengths(self) -> dict[int, Tensor]:
+        """λ ``[H]`` of every layer that owns a memory, by the layer's number."""
+
+    def __call__(self, tokens: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Hidden states ``[B, T, hidden]`` of ``tokens`` ``[B, T]``."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores ``[..., vocab]`` of the next token."""

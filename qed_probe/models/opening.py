@@ -1,0 +1,87 @@
+"""Open any checkpoint, one of this package or one of transformers: its ``config.json`` says which."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import Choice
+from qed_probe.models import checkpoint as native
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.foreign import checkpoint as foreign
+from qed_probe.models.foreign import description
+from qed_probe.models.foreign.checkpoint import ForeignModel
+from qed_probe.models.foreign.description import Description
+from qed_probe.models.foreign.tokenizer import ForeignTokenizer
+from qed_probe.models.foreign.tokenizer import find_tokenizer as find_foreign_tokenizer
+from qed_probe.models.model import Model
+from qed_probe.models.tokenizer import ByteTokenizer
+
+
+def describe(checkpoint: str | Path | None = None, *, trust_remote_code: bool = False) -> ModelConfig | Description:
+    """What a checkpoint, the bundled one if None, holds, without loading its weights; raises CheckpointError."""
+    directory = _foreign(checkpoint)
+    if directory is None:
+        return native.read_config(checkpoint)
+    return description.describe(directory, trust_remote_code=trust_remote_code)
+
+
+def find_tokenizer(
+    checkpoint: str | Path | None = None, *, trust_remote_code: bool = False
+) -> ByteTokenizer | ForeignTokenizer | None:
+    """The tokenizer that a checkpoint's texts are read with, None if it has none; raises CheckpointError."""
+    directory = _foreign(checkpoint)
+    if directory is None:
+        return ByteTokenizer() if native.read_config(checkpoint).tokenizer == "bytes" else None
+    return find_foreign_tokenizer(directory, trust_remote_code=trust_remote_code)
+
+
+def open_model(
+    checkpoint: str | Path | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    strength: float = 1.0,
+    backend: Choice = "auto",
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a checkpoint as a model that can be traced.
+
+    ``strength`` scales a native model's λ and ``backend`` runs its recurrence; InputError says that another library's model has
+    neither. Raises CheckpointError.
+    """
+    directory = _foreign(checkpoint)
+    if directory is None:
+        model = native.load(checkpoint, device=device, dtype=dtype)
+        for mixer in model.mixers.values():
+            mixer.strength, mixer.backend = strength, backend
+        return model
+    if strength != 1:
+        raise InputError(f"strength: expected 1, as {directory} adds no direction whose λ it could scale, found {strength}")
+    if backend != "auto":
+        raise InputError(f"backend: expected auto, as {directory} runs its own kernels, found {backend!r}")
+    return foreign.load(directory, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+def identity(checkpoint: str | Path | None, model: Model) -> dict[str, object]:
+    """What a store says of where its model came from."""
+    if not isinstance(model, ForeignModel):
+        return {"checkpoint_digest": native.digest(checkpoint)}
+    config = model.config
+    return {
+        "checkpoint_digest": native.digest(config.directory, config.weights.files),
+        "family": config.family,
+        "dtype_stored": config.weights.stored(),
+        "A_log_stored": config.weights.stored("A_log"),
+        "A_log_dtype": model.decay_dtype,
+        "transformers": version("transformers"),
+    }
+
+
+def _foreign(checkpoint: str | Path | None) -> Path | None:
+    """The directory, if it is not one of this package's."""
+    if checkpoint is None:
+        return None
+    content = native.read_json(Path(checkpoint))
+    return Path(checkpoint) if "model_type" in content and "format" not in content else None
