@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import triton
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.training import milliseconds
 from qed_probe.models.config import preset
@@ -62,16 +63,13 @@ def decode(model: LanguageModel, cache: Cache, token: Tensor) -> None:
         model.logits(model(token, cache=cache))
 
 
-def graph_of(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """The work's kernels, to be launched as one."""
-    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+def busy(work: Callable[[], object]) -> float:
+    """Milliseconds of the GPU's own work in one call, without what it waits for launches."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
         work()
-    torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph):
-        work()
-    return graph
+        torch.cuda.synchronize()
+    microseconds: float = sum(event.self_device_time_total for event in seen.key_averages())
+    return microseconds / 1e3
 
 
 def medians(forms: Forms) -> dict[str, float]:
@@ -99,26 +97,23 @@ def show(what: str, found: dict[str, float], unit: str) -> None:
 def prefill(models: dict[str, LanguageModel]) -> None:
     """Hidden states of whole prompts."""
     prompt = ids(PREFILL, LENGTH)
-    forms = {name: partial(model, prompt) for name, model in models.items()}
-    show(f"prefill of {PREFILL} × {LENGTH}", medians(forms), "ms")
-    show(f"prefill of {PREFILL} × {LENGTH}, memory beyond the weights", {name: peak(form) for name, form in forms.items()}, "GB")
+    what, forms = f"prefill of {PREFILL} × {LENGTH}", {name: partial(model, prompt) for name, model in models.items()}
+    show(what, medians(forms), "ms")
+    show(f"{what}, the GPU's work", {name: busy(form) for name, form in forms.items()}, "ms")
+    show(f"{what}, memory beyond the weights", {name: peak(form) for name, form in forms.items()}, "GB")
 
 
 def decoding(models: dict[str, LanguageModel], batch: int) -> None:
-    """Tokens one at a time, launched kernel by kernel, and as a CUDA graph, which leaves the GPU's own time."""
+    """Tokens one at a time, from a context that is the same for all."""
     context, token = ids(batch, CONTEXT), ids(batch, 1)
     forms: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         cache = model.new_cache(batch)
         model(context, cache=cache)
         forms[name] = partial(decode, model, cache, token)
-
-    def rates(made: Forms) -> dict[str, float]:
-        return {name: batch * STEPS / ms * 1e3 for name, ms in medians(made).items()}
-
-    show(f"decoding, batch {batch}", rates(forms), "tokens/s")
-    graphs = {name: graph_of(form).replay for name, form in forms.items()}
-    show(f"decoding, batch {batch}, as one graph", rates(graphs), "tokens/s")
+    rates = {name: batch * STEPS / ms * 1e3 for name, ms in medians(forms).items()}
+    show(f"decoding, batch {batch}", rates, "tokens/s")
+    show(f"decoding, batch {batch}, the GPU's work a step", {name: busy(form) / STEPS for name, form in forms.items()}, "ms")
 
 
 def training(pair: tuple[str, str]) -> None:
