@@ -18,16 +18,6 @@ EXACT, STRONG, ROUNDED = 1e-5, 1e-4, 5e-3
 """In float32, where decays beyond −5 meet, and in 16 bits: what goes from step to step is rounded to 2⁻⁹ several times."""
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    if name == "cpu" and torch.cuda.is_available():
-        pytest.skip("the programs are compiled for the GPU here")
-    return name
-
-
 @pytest.fixture(autouse=True, params=[0, 1 << 20], ids=["in-chunks", "one-by-one"])
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with the programs for long sequences and with those for short ones."""

@@ -20,16 +20,6 @@ EXACT, STRONG, ROUNDED = 1e-5, 1e-4, 1e-2
 dozen products in a row rounds to 2⁻¹¹, and gates take the difference of several such gradients."""
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    if name == "cpu" and torch.cuda.is_available():
-        pytest.skip("the programs are compiled for the GPU here")
-    return name
-
-
 @pytest.fixture(autouse=True)
 def _nan_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -110,10 +110,20 @@ class ChunkTable:
     longest: int
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
+_recorded: dict[tuple[tuple[int, ...], int, torch.device], ChunkTable] = {}
+
+
 def chunk_table(ends: tuple[int, ...], size: int, device: torch.device) -> ChunkTable:
     """List the chunks of ``size`` tokens of packed sequences with these boundaries."""
+    table = _chunk_table(ends, size, device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _recorded[ends, size, device] = table  # a CUDA graph reads what it was recorded with for as long as it is replayed
+    return table
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _chunk_table(ends: tuple[int, ...], size: int, device: torch.device) -> ChunkTable:
     lengths = torch.tensor(ends).diff()
     counts = -(-lengths // size)
     of_chunk = torch.repeat_interleave(torch.arange(len(lengths)), counts)
