@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
     from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
-    from qed_probe.gallery import DIAGNOSTICS, plot
+    from qed_probe.gallery import DIAGNOSTICS, diff, plot
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
     from qed_probe.models.capture import Captured, capture
     from qed_probe.models.checkpoint import load as load_model
@@ -29,16 +29,16 @@ __version__ = "0.1.0"
 __all__ = [
     "DIAGNOSTICS", "MIXERS", "PRESETS", "RECIPES", "ByteTokenizer", "Captured", "CheckFailed", "CheckpointError", "Estimate",
     "IncompleteStoreWarning", "InputError", "LanguageModel", "Mixer", "ModelConfig", "Prompt", "QedProbeError", "Recipe",
-    "StoreError", "Tokens", "__version__", "analyses", "capture", "describe", "errors", "estimate", "figures", "file_prompts",
-    "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs", "open_states", "plot",
-    "preset", "read_config", "read_provenance", "recurrence", "reference", "run", "save_model", "store", "tasks",
+    "StoreError", "Tokens", "__version__", "analyses", "capture", "describe", "diff", "errors", "estimate", "figures",
+    "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs", "open_states",
+    "plot", "preset", "read_config", "read_provenance", "recurrence", "reference", "run", "save_model", "store", "tasks",
     "text_prompts", "token_prompts", "trace", "train", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
 _HOMES = {
     "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
-    "gallery": ("DIAGNOSTICS", "plot"),
+    "gallery": ("DIAGNOSTICS", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
     "models.capture": ("Captured", "capture"),
     "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from qed_probe import analyses, figures
 from qed_probe.analyses import Analysis, correction, decay
+from qed_probe.analyses.difference import TOLERANCE
 from qed_probe.errors import InputError, StoreError
 from qed_probe.figures import style
 from qed_probe.store import reader
@@ -62,14 +63,7 @@ def plot(
     InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be read or that can
     carry nothing.
     """
-    unknown = [x for x in formats if x not in FORMATS]
-    if unknown or not formats:
-        raise InputError(f"expected formats among {', '.join(FORMATS)}; found {', '.join(unknown) or 'none'}")
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"expected a directory to write figures to, found a file: {folder}")
-    if (folder / "zarr.json").exists():
-        raise InputError(f"expected a directory to write figures to, found a zarr store: {folder}")
+    folder = _folder(output, formats)
     ds = _opened(stores)
     reasons = skipped(ds)
     if len(reasons) == len(DIAGNOSTICS):
@@ -78,6 +72,25 @@ def plot(
         log.warning("skipped %s: %s", name, reason)
     drawn = [row for row in DIAGNOSTICS if row.name not in reasons]
     return [path for row in drawn for path in save(row.figure(row.analysis(ds)), folder / row.name, formats)]
+
+
+def diff(
+    first: xr.Dataset | str | Path,
+    second: xr.Dataset | str | Path,
+    output: str | Path | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    formats: Collection[str] = ("png", "svg"),
+) -> xr.Dataset:
+    """Where two runs over the same tokens part, as ``analyses.difference`` says it; drawn into ``output`` if that is given.
+
+    Raises as ``analyses.difference`` and ``plot`` do.
+    """
+    folder = None if output is None else _folder(output, formats)
+    found = analyses.difference(_opened(first), _opened(second), tolerance)
+    if folder is not None:
+        save(figures.draw_difference(found), folder / "difference", formats)
+    return found
 
 
 def skipped(ds: xr.Dataset) -> dict[str, str]:
@@ -98,6 +111,19 @@ def save(figure: Figure, stem: Path, formats: Collection[str]) -> list[Path]:
         for path, kind in zip(paths, formats, strict=True):
             figure.savefig(path, format=kind, metadata=undated[kind])
     return paths
+
+
+def _folder(output: str | Path, formats: Collection[str]) -> Path:
+    """The directory for figures, once it and their formats are known to be fit."""
+    unknown = [x for x in formats if x not in FORMATS]
+    if unknown or not formats:
+        raise InputError(f"expected formats among {', '.join(FORMATS)}; found {', '.join(unknown) or 'none'}")
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"expected a directory to write figures to, found a file: {folder}")
+    if (folder / "zarr.json").exists():
+        raise InputError(f"expected a directory to write figures to, found a zarr store: {folder}")
+    return folder
 
 
 def _opened(stores: xr.Dataset | str | Path | Iterable[str | Path]) -> xr.Dataset:

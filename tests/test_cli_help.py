@@ -17,7 +17,7 @@ from qed_probe.cli import app as application
 from qed_probe.cli import screen
 from qed_probe.errors import CheckFailed, InputError, StoreError
 
-COMMANDS = ("trace", "plot", "info", "train")
+COMMANDS = ("trace", "plot", "diff", "info", "train")
 MAIN = "import sys; from qed_probe.cli import main; sys.exit(main())"
 
 
@@ -69,6 +69,7 @@ def test_version() -> None:
         (["trace", "--layers", "0,b"], "--layers"),
         (["trace", "--task", "reassign"], "reassign"),
         (["plot"], "RUN.zarr"),
+        (["diff", "one.zarr"], "B.zarr"),
         (["info"], "CHECKPOINT"),
         (["info", "no/such/place"], "no/such/place"),
         (["info", "."], "config.json"),

@@ -4,6 +4,7 @@ from qed_probe.analyses.blocks import Analysis
 from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
+from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
@@ -11,6 +12,7 @@ from qed_probe.analyses.summary import summary
 __all__ = [
     "Analysis",
     "correction_share",
+    "difference",
     "eigenvalue_bounds",
     "eigenvalues",
     "half_life",
