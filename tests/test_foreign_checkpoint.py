@@ -70,6 +70,20 @@ def cut_short(model: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
+def another_shard(model: Path) -> Path:
+    rename_shard(model, "more.safetensors", keep=True)
+    return model / "more.safetensors"
+
+
+def rename_shard(model: Path, name: str, *, keep: bool = False) -> None:
+    """Give the first shard of the index this name there, or list it besides."""
+    path = model / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    first = next(iter(index["weight_map"]))
+    index["weight_map"]["more" if keep else first] = name
+    path.write_text(json.dumps(index))
+
+
 def no_text_output(model: Path) -> None:
     config = transformers.AutoConfig.for_model("glm5_next_text", **SIZES | MODELS["glm5_next"])
     config.save_pretrained(model)
@@ -102,6 +116,27 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda model: rewrite(model, A_LOG, lambda x: x.update({A_LOG: x[A_LOG].to(torch.float8_e4m3fn)})),
         f"F8_E4M3 in {A_LOG}",
     ),
+    "an adapter": (lambda model: (model / "adapter_config.json").write_text("{}"), "found an adapter beside it"),
+    "a weight twice": (
+        lambda model: save_file({A_LOG: torch.zeros(2)}, another_shard(model), metadata={"format": "pt"}),
+        f"found {A_LOG} in another file too",
+    ),
+    "a shard elsewhere": (lambda model: rename_shard(model, "../model.safetensors"), "found '../model.safetensors'"),
+    "an index of nothing": (
+        lambda model: (model / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}'),
+        "found 'none'",
+    ),
+    "a weight that is not finite": (
+        lambda model: rewrite(model, A_LOG, lambda x: x[A_LOG].fill_(torch.nan)),
+        f"NaN or infinity in {A_LOG}",
+    ),
+    "a weight that is whole": (
+        lambda model: rewrite(model, A_LOG, lambda x: x.update({A_LOG: x[A_LOG].int()})),
+        f"I32 in {A_LOG}",
+    ),
+    "a far larger configuration": (lambda model: configure(model, vocab_size=10_000_000), "numbers, found"),
+    "no vocabulary": (lambda model: configure(model, vocab_size=0), "expected"),
+    "no heads": (lambda model: configure(model, num_attention_heads=0), "expected"),
     "a quantised model": (
         lambda model: configure(model, quantization_config={"quant_method": "fp8"}),
         "quantization_config in config.json",
@@ -242,3 +277,11 @@ def test_code_of_its_own_runs_only_if_trusted(
     assert "qwen3_5 (OwnForCausalLM of transformers)" in capfd.readouterr().out
     assert call(monkeypatch, "trace", model, "--prompts", "prompts.jsonl", "--trust-remote-code", "--overwrite") == 0
     assert Path("it-ran").exists()
+
+
+def test_code_of_another_repository_is_never_fetched(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure(model, model_type="qwen9", auto_map={"AutoConfig": "some/repo--own.Config"})
+    assert call(monkeypatch, "trace", model, "--prompts", "prompts.jsonl", "--trust-remote-code") == 2
+    assert "found that of another repository, some/repo--own.Config" in capfd.readouterr().err

@@ -58,6 +58,13 @@ def check_layer(captured: Captured, start: int = 0) -> None:
 
 def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, start: int, what: str) -> None:
     """``[T, heads, V]`` each."""
+    bad = (~found.isfinite()).any(-1).nonzero()
+    if len(bad):
+        token, head = bad[0].tolist()
+        raise CheckFailed(
+            f"self-check: expected a finite {what}, found NaN or infinity first at layer {captured.layer}, "
+            f"head {int(heads[head])}, token {start + token}"
+        )
     size = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     off = ((found.double() - expected.double()).abs() / size).amax(-1)
     if not (off <= tolerance).all():

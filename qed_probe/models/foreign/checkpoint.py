@@ -12,6 +12,7 @@ from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
 from qed_probe.models.foreign.families import find_layers
 from qed_probe.models.foreign.library import auto_class, quiet, refusals
+from qed_probe.models.foreign.weights import DTYPES, Weights
 
 
 class RoundedDecayWarning(UserWarning):
@@ -50,7 +51,7 @@ class ForeignModel(nn.Module):
         if cu_seqlens is not None and len(cu_seqlens) != 2:
             raise InputError(f"cu_seqlens: expected one sequence a pass, found {len(cu_seqlens) - 1}")
         with quiet():
-            hidden: Tensor = self.inner.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+            hidden: Tensor = self.inner.base_model(input_ids=tokens, use_cache=False, return_dict=True).last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,6 +91,7 @@ def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_rem
             output_loading_info=True,
         )
     _check(loading, directory)
+    _check_values(inner, stored, directory)
     with enough_memory(f"{directory}: a model of this size"):
         model = ForeignModel(inner.to(device), config).eval()
     if model.decay_dtype != "float32":
@@ -107,6 +109,16 @@ def _check(loading: dict[str, Any], directory: Path) -> None:
             raise CheckpointError(f"{directory}: expected the weights of the configuration's model, found {found} {listed}")
     if loading["error_msgs"]:
         raise CheckpointError(f"{directory}: expected weights that can be loaded, found {loading['error_msgs'][0]}")
+
+
+def _check_values(inner: nn.Module, stored: Weights, directory: Path) -> None:
+    """Refuse parameters that are not finite, or no floating-point numbers on disk."""
+    whole = [
+        f"{stored.dtypes[name]} in {name}" for name, _ in inner.named_parameters() if stored.dtypes.get(name, "F32") not in DTYPES
+    ]
+    bad = [f"NaN or infinity in {name}" for name, x in inner.named_parameters() if not x.isfinite().all()]
+    if whole or bad:
+        raise CheckpointError(f"{directory}: expected finite floating-point weights, found {(whole + bad)[0]}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.checkpoint import CONFIG, read_json
 from qed_probe.models.foreign.families import find_layers
-from qed_probe.models.foreign.library import read_config, skeleton
+from qed_probe.models.foreign.library import read_config, refuse_elsewhere, skeleton
 from qed_probe.models.foreign.weights import Weights, read_weights
+
+ADAPTER = "adapter_config.json"
+"""What peft leaves beside a model, and transformers loads with it."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Description:
 
     ``layers`` are the numbers, of ``depth``, of those that own a memory; ``heads`` are value heads, ``key_dim`` and ``value_dim``
     the sizes of one head, ``gate_max`` the upper end of β's range. ``longest`` is the number of tokens that the model is made
-    for, None if it does not say. ``remote`` says whether the checkpoint's own code builds it.
+    for, None if it does not say. ``remote`` says whether the checkpoint's own code builds it; it has ``elements`` parameters.
     """
 
     directory: Path
@@ -36,6 +39,7 @@ class Description:
     longest: int | None
     gate_max: float
     remote: bool
+    elements: int
     config: Any = field(repr=False)
     lambda_max: float = 0.0
 
@@ -43,6 +47,15 @@ class Description:
     def weights(self) -> Weights:
         """The weight files; raises CheckpointError if they cannot be used as they are."""
         found = read_weights(self.directory)
+        if (self.directory / ADAPTER).exists():
+            raise CheckpointError(
+                f"{self.directory}: expected a model alone, found an adapter beside it, {ADAPTER}: merge or move it"
+            )
+        if self.elements > 1.5 * sum(found.elements.values()):
+            raise CheckpointError(
+                f"{self.directory}: expected the weights of the configuration's model, {self.elements:,} numbers, "
+                f"found {sum(found.elements.values()):,}"
+            )
         told = any(getattr(part, "quantization_config", None) for part in (self.config, self.config.get_text_config()))
         seen = [f"{found.dtypes[name]} in {name}" for name in found.quantised]
         if told or seen:
@@ -61,6 +74,8 @@ def describe(directory: Path, *, trust_remote_code: bool = False) -> Description
     """
     content = read_json(directory)
     model_type, code = str(content.get("model_type")), "auto_map" in content
+    if trust_remote_code:
+        refuse_elsewhere(content, directory)
     config = read_config(directory, model_type, code=code, trust_remote_code=trust_remote_code)
     remote = type(config).__module__.startswith("transformers_modules.")
     model = skeleton(config, directory, trust_remote_code=remote)
@@ -72,6 +87,8 @@ def describe(directory: Path, *, trust_remote_code: bool = False) -> Description
     if len(sizes) > 1:
         raise CheckpointError(f"{directory}: expected layers of one size, found {' and '.join(map(str, sorted(sizes)))}")
     ((key_heads, heads, key_dim, value_dim),) = sizes
+    if min(key_heads, heads, key_dim, value_dim) < 1:
+        raise CheckpointError(f"{directory}: expected heads and sizes of at least 1, found {next(iter(sizes))}")
     family, text = next(iter(layers.values())).family, config.get_text_config()
     return Description(
         directory=directory,
@@ -89,5 +106,6 @@ def describe(directory: Path, *, trust_remote_code: bool = False) -> Description
         longest=getattr(text, "max_position_embeddings", None),
         gate_max=max(layer.gate_max for layer in layers.values()),
         remote=remote,
+        elements=sum(p.numel() for p in model.parameters()),
         config=config,
     )

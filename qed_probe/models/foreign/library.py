@@ -1,6 +1,7 @@
 """The one door to transformers: imported when a checkpoint of it is opened, kept quiet, its refusals told in one line."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qed_probe.errors import CheckpointError
+from qed_probe.errors import CheckpointError, QedProbeError
 
 OLDEST = (5, 24)
 """The oldest version whose checkpoints have been verified."""
@@ -35,7 +36,9 @@ def quiet() -> Iterator[None]:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         log.set_verbosity(before)
         if bars:
@@ -44,11 +47,12 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def refusals(directory: Path, expected: str) -> Iterator[None]:
-    """Turn what the library raises at a checkpoint that it cannot use into a CheckpointError."""
-    strict = import_module("huggingface_hub.errors").StrictDataclassError
+    """Turn what the library raises at a checkpoint that it cannot use, which may be any exception, into a CheckpointError."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, strict) as error:
+    except QedProbeError:
+        raise
+    except Exception as error:
         raise CheckpointError(f"{directory}: expected {expected}, found {type(error).__name__}: {_short(str(error))}") from error
 
 
@@ -65,6 +69,19 @@ def read_config(directory: Path, model_type: str, *, code: bool, trust_remote_co
         raise CheckpointError(f"{directory}: expected a model type of transformers, found {found}")
     with quiet(), refusals(directory, "a configuration that transformers can read"):
         return library.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=not known)
+
+
+def refuse_elsewhere(content: Mapping[str, Any], directory: Path) -> None:
+    """Raise CheckpointError where a checkpoint's code lies in another repository, which would have to be fetched."""
+    code = content.get("auto_map") or {}
+    elsewhere = [
+        name
+        for entry in code.values()
+        for name in (entry if isinstance(entry, list) else [entry])
+        if isinstance(name, str) and "--" in name
+    ]
+    if elsewhere:
+        raise CheckpointError(f"{directory}: expected code in the directory, found that of another repository, {elsewhere[0]}")
 
 
 def auto_class(config: Any, directory: Path) -> Any:  # noqa: ANN401 - both of the library

@@ -1,5 +1,6 @@
 """The tokenizer that a checkpoint of transformers brings along."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qed_probe.models.foreign.library import quiet, refusals, transformers
+from qed_probe.models.foreign.library import quiet, refusals, refuse_elsewhere, transformers
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+SETTINGS = "tokenizer_config.json"
+FILES = ("tokenizer.json", SETTINGS, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 class ForeignTokenizer:
     """A tokenizer of transformers; texts begin with whatever it puts before them by itself."""
 
-    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - of the library
-        self._inner = inner
+    def __init__(self, inner: Any, directory: Path) -> None:  # noqa: ANN401 - of the library
+        self._inner, self._directory = inner, directory
 
     def encode(self, text: str, /) -> NDArray[np.int64]:
-        """Token ids of a text, int64 ``[T]``; raises UnicodeEncodeError for a lone surrogate."""
+        """Token ids of a text, int64 ``[T]``; raises UnicodeEncodeError for a lone surrogate, CheckpointError."""
         text.encode()
-        return np.array(self._inner.encode(text), np.int64)
+        with quiet(), refusals(self._directory, "a tokenizer that can read the text"):
+            return np.array(self._inner.encode(text), np.int64)
 
     def pieces(self, ids: Sequence[int] | NDArray[np.int64], /) -> list[str]:
         r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``."""
@@ -35,7 +38,10 @@ def find_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Forei
         return None
     auto = transformers(directory).AutoTokenizer
     with quiet(), refusals(directory, "a tokenizer that transformers can read"):
-        return ForeignTokenizer(auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code))
+        if trust_remote_code and (directory / SETTINGS).is_file():
+            refuse_elsewhere(json.loads((directory / SETTINGS).read_text(encoding="utf-8")), directory)
+        inner = auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
+    return ForeignTokenizer(inner, directory)
 
 
 def _printable(text: str) -> str:

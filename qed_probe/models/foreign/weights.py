@@ -13,7 +13,7 @@ from qed_probe.errors import CheckpointError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The dtypes of plain weights, by their names in a file."""
-QUANTISED = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
+QUANTISED = ("F8_", "F6_", "F4", "I8", "U8", "I4", "U4")
 """How the names of dtypes begin that mean nothing without scales; wider integers are no weights."""
 
 
@@ -51,6 +51,8 @@ def read_weights(directory: Path) -> Weights:
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                    if name in dtypes:
+                        raise CheckpointError(f"{path}: expected every tensor once, found {name} in another file too")
                     tensor = file.get_slice(name)
                     dtypes[name], elements[name] = tensor.get_dtype(), prod(tensor.get_shape())
         except (SafetensorError, OSError) as error:
@@ -70,6 +72,10 @@ def _files(directory: Path) -> list[str]:
         found = others[0] if others else "neither"
         raise CheckpointError(f"{directory}: expected weights in {SINGLE} or in shards with {INDEX}, found {found}")
     try:
-        return sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+        names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: expected JSON with an object 'weight_map', found something else") from error
+    beyond = [name for name in names if Path(name).name != name]
+    if beyond or not names:
+        raise CheckpointError(f"{path}: expected files of this directory in 'weight_map', found {(beyond or ['none'])[0]!r}")
+    return names
