@@ -109,7 +109,14 @@ def save(figure: Figure, stem: Path, formats: Collection[str]) -> list[Path]:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for path, kind in zip(paths, formats, strict=True):
-            figure.savefig(path, format=kind, metadata=undated[kind])
+            fresh = path.with_name(f".{path.name}.new")
+            try:
+                figure.savefig(fresh, format=kind, metadata=undated[kind])
+                fresh.replace(path)
+            except OSError as error:
+                raise InputError(f"{path}: writing failed: {error}; what was there is as it was") from error
+            finally:
+                fresh.unlink(missing_ok=True)
     return paths
 
 

@@ -129,6 +129,17 @@ def test_ctrl_c_is_one_line() -> None:
     assert errors == b"qed-probe: interrupted\n"
 
 
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.9, 1.3])
+def test_ctrl_c_is_one_line_while_modules_load(delay: float, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", MAIN, "trace", "--samples", "64", "-o", str(tmp_path / "run.zarr")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert errors == b"qed-probe: interrupted\n"
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -26,4 +26,12 @@ def test_the_readmes_python_runs_as_it_stands(
 
 def test_every_diagnostic_is_explained() -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "analyses.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert ", ".join(headings).split(", ") == [*(row.name for row in qp.DIAGNOSTICS), "summary"]
+    assert ", ".join(headings).split(", ") == [*(row.name for row in qp.DIAGNOSTICS), "summary", "difference"]
+
+
+def test_every_file_has_its_line_in_the_readme() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The tree")[2]
+    files = [*(ROOT / "qed_probe").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs").glob("*.md")]
+    named = [path for path in files if path.name != "__init__.py"]
+    assert named
+    assert [path for path in named if f"`{path.name}`" not in tree and f"/{path.name}`" not in tree] == []

@@ -1,8 +1,10 @@
 """The command line: each command parses, calls one library function and says where the result is."""
 
 import logging
+import signal
 import sys
 import warnings
+from types import FrameType
 
 import typer
 
@@ -15,6 +17,8 @@ UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 def main() -> int:
     """Run ``qed-probe`` on this process's arguments and return its exit status; whatever goes wrong is told in one line."""
     warnings.formatwarning = _one_line
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as behind nohup
+        signal.signal(signal.SIGINT, _interrupt)
     logging.basicConfig(format="qed-probe: %(message)s")
     try:
         from qed_probe.cli.app import app
@@ -32,6 +36,17 @@ def main() -> int:
     if status == 130:  # newer versions of typer return it, older ones raise Abort
         typer.echo("qed-probe: interrupted", err=True)
     return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Stop, but not in the middle of an import, which may take the exception for one of its own: then ask again soon."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, _interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:

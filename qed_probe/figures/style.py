@@ -82,12 +82,18 @@ def colour_bar(figure: Figure, mesh: QuadMesh, axes: Axes | list[Axes], label: s
     """A bar for a logarithmic colour scale, ticked at 1, 2 and 5 or, over more than a decade and a half, at powers of ten."""
     low, high = mesh.get_clim()
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 30 else (1,)
-    marks = [step * 10.0**power for power in decades[:: -(-len(decades) // 6)] for step in steps]
-    marks = [x for x in marks if low <= x <= high]
+    marks = _marks(low, high, decades, (1, 2, 5) if high / low < 30 else (1,))
+    if len(marks) < 2:
+        marks = _marks(low, high, decades, (1, 2, 5))
     bar = figure.colorbar(mesh, ax=axes, label=label, pad=0.02, aspect=aspect)
     bar.set_ticks(marks, labels=[number(x, plain=all(map(is_plain, marks))) for x in marks])
     bar.minorticks_off()
+
+
+def _marks(low: float, high: float, decades: range, steps: tuple[int, ...]) -> list[float]:
+    """These steps of every decade, or of fewer where there are many, that lie on the scale."""
+    marks = [step * 10.0**power for power in decades[:: -(-len(decades) // 6)] for step in steps]
+    return [x for x in marks if low <= x <= high]
 
 
 def is_plain(x: float) -> bool:

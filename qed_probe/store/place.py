@@ -72,6 +72,12 @@ def restore(path: Path) -> None:
         old.rename(path)
 
 
+def found(path: Path) -> Path:
+    """Where a store is: at ``path`` or, after a replacement that was stopped between its two renames, at its old place."""
+    old = sibling(path, "old") if path.name else path
+    return old if old.exists() and not path.exists() else path
+
+
 def sweep(path: Path) -> None:
     """Remove what stopped writers left beside ``path``, which never is the only copy of a store."""
     restore(path)

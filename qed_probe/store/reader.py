@@ -59,6 +59,7 @@ def _open_all(paths: tuple[str | Path, ...], group: str = "") -> xr.Dataset:
 
 
 def _open(path: Path, group: str) -> xr.Dataset:
+    path = place.found(path)
     attrs = place.stored_attrs(path)
     version = attrs["qed_probe_schema"]
     if version != schema.SCHEMA_VERSION:
