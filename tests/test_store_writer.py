@@ -217,6 +217,7 @@ def test_stopped_between_the_renames(finished: Path) -> None:
     before = contents(finished)
     finished.rename(place.sibling(finished, "old"))
     place.sibling(finished, "new").mkdir()
+    assert reader.open(finished).sizes["token"] == 775
     with writer.resume(finished, store_run.make_layout()) as out:
         assert out.first_token == 775
     assert contents(finished) == before

@@ -15,11 +15,13 @@ Panels = list[tuple[str, NDArray[np.float64]]]
 def draw_correction_share(ds: xr.Dataset) -> Figure:
     """Mean and median (columns) of the correction's share and of its part across the output (rows), on one colour scale."""
     unit = " per unit λ" if ds.attrs["per_unit_lambda"] else ""
-    panels = [(f"{name}, {kind}", ds[f"{name}_{kind}"].values) for name in ("share", "across") for kind in ("mean", "median")]
+    panels = [
+        (f"{name}{unit}, {kind}", ds[f"{name}_{kind}"].values) for name in ("share", "across") for kind in ("mean", "median")
+    ]
     figure = _draw(panels, ds["layer"].values, f"fraction of the output{unit}")
     n, silent = int(ds["n"].sum()), int(ds["zero_output"].sum())
     lines = [
-        f"share{unit} = {'|ρ|·‖S̄ᵀd‖' if unit else '‖λρS̄ᵀd‖'} / ‖y‖,  across = share · √(1 − cos²)",
+        f"share{unit} = {'|ρ|·‖S̄ᵀd‖' if unit else '‖λρS̄ᵀd‖'} / ‖y‖,  across{unit} = share{unit} · √(1 − cos²)",
         f"Mean and median over tokens, of {n:,} values; {silent:,} more had ‖y‖ = 0.",
     ]
     style.write_below(figure, [*lines, style.note(ds)])

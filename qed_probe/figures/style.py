@@ -121,7 +121,7 @@ def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNor
     for row, column in np.argwhere(~drawable | numbers):
         x = values[row, column]
         text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞" if np.isinf(x) else number(x, is_plain(x))
-        ink = "white" if drawable[row, column] and norm(x) < 0.6 else "black"
+        ink = "white" if drawable[row, column] and norm(x) < 0.45 else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=6 if numbers else 5, color=ink)
     axes.set_ylim(rows - 0.5, -0.5)
     label_rows(axes.yaxis, layers)
