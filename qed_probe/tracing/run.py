@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -79,19 +79,31 @@ def trace(
 
 
 def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **settings: Unpack[Settings]) -> Estimate:
-    """Say what ``trace`` would cost, from the store's layout and a timed pass over its first tokens, at most 1024."""
+    """Say what ``trace`` would cost.
+
+    From the store's layout, a timed pass over the first tokens of its prompts, at most 1024, and a timed step if it generates.
+    """
     plan = make_plan(checkpoint, prompts, **settings)
     layout, total = plan.layout, plan.layout.sizes["token"]
     sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
-    some = plan.prompts[: int(np.searchsorted(layout.cu_seqlens, 1024))]
+    given = layout.cu_seqlens - layout.generated * np.arange(len(layout.cu_seqlens))
+    some = plan.prompts[: int(np.searchsorted(given, 1024))]
     ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in some])[:1024])[None].to(plan.device)
+    seconds = _time(plan, ids) / ids.shape[1] * int(given[-1])
+    if layout.generated:
+        seconds += _time(plan, ids[:, :1], cache=plan.model.new_cache(1)) * (total - int(given[-1]))
+    return Estimate(total, sum(sizes), seconds)
+
+
+def _time(plan: Plan, ids: Tensor, **how: Any) -> float:  # noqa: ANN401 - what the model takes
+    """Seconds of a call with its records."""
     seconds = math.inf
-    for _ in range(2):  # the first pass warms up
+    for _ in range(2):  # the first call warms up
         begun = time.perf_counter()
-        with torch.inference_mode(), capture(plan.model, lambda _: None, layout.layers):
-            plan.model.logits(plan.model(ids)).argmax().item()
+        with torch.inference_mode(), capture(plan.model, lambda _: None, plan.layout.layers):
+            plan.model.logits(plan.model(ids, **how)).argmax().item()
         seconds = time.perf_counter() - begun
-    return Estimate(total, sum(sizes), seconds / ids.shape[1] * total)
+    return seconds
 
 
 def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool) -> None:

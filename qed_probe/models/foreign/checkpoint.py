@@ -55,8 +55,8 @@ class ForeignModel(nn.Module):
         if cu_seqlens is not None and len(cu_seqlens) != 2:
             raise InputError(f"cu_seqlens: expected one sequence a pass, found {len(cu_seqlens) - 1}")
         with quiet():
-            done = self.inner.base_model(input_ids=tokens, cache=cache, use_cache=cache is not None)
-        hidden: Tensor = done.last_hidden_state
+            carried = {} if cache is None else {"cache": cache}
+            hidden: Tensor = self.inner.base_model(input_ids=tokens, use_cache=bool(carried), **carried).last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -46,9 +46,10 @@ def quiet() -> Iterator[None]:
 def refusals(directory: Path, expected: str) -> Iterator[None]:
     """Turn what the library raises at a checkpoint that it cannot use into a CheckpointError."""
     strict = import_module("huggingface_hub.errors").StrictDataclassError
+    template = import_module("jinja2").TemplateError
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, strict) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, strict, template) as error:
         raise CheckpointError(f"{directory}: expected {expected}, found {type(error).__name__}: {_short(str(error))}") from error
 
 

@@ -7,21 +7,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qed_probe.errors import InputError
 from qed_probe.models.foreign.library import quiet, refusals, transformers
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 class ForeignTokenizer:
-    """A tokenizer of transformers; texts begin with whatever it puts before them by itself."""
+    """A tokenizer of transformers.
 
-    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - of the library
-        self._inner = inner
+    Texts begin with whatever it puts before them by itself; with ``chat`` each is a user's message in its chat template, up to
+    where the answer begins.
+    """
+
+    def __init__(self, inner: Any, directory: Path, *, chat: bool = False) -> None:  # noqa: ANN401 - of the library
+        self._inner, self._directory, self._chat = inner, directory, chat
 
     def encode(self, text: str, /) -> NDArray[np.int64]:
-        """Token ids of a text, int64 ``[T]``; raises UnicodeEncodeError for a lone surrogate."""
+        """Token ids of a text, int64 ``[T]``.
+
+        Raises UnicodeEncodeError for a lone surrogate, and CheckpointError for a chat template that fails.
+        """
         text.encode()
-        return np.array(self._inner.encode(text), np.int64)
+        if not self._chat:
+            return np.array(self._inner.encode(text), np.int64)
+        messages = [{"role": "user", "content": text}]
+        with quiet(), refusals(self._directory, "a chat template that takes a user's message"):
+            ids = self._inner.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return np.array(ids, np.int64)
 
     def pieces(self, ids: Sequence[int] | NDArray[np.int64], /) -> list[str]:
         r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``."""
@@ -29,13 +42,19 @@ class ForeignTokenizer:
         return [known[int(i)] for i in ids]
 
 
-def find_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> ForeignTokenizer | None:
-    """The checkpoint's tokenizer, None if it has no file of one; raises CheckpointError for one that cannot be used."""
+def find_tokenizer(directory: Path, *, trust_remote_code: bool = False, chat: bool = False) -> ForeignTokenizer | None:
+    """The checkpoint's tokenizer, None if it has no file of one.
+
+    Raises CheckpointError for one that cannot be used, and InputError for one that lacks the template that ``chat`` needs.
+    """
     if not any((directory / name).is_file() for name in FILES):
         return None
     auto = transformers(directory).AutoTokenizer
     with quiet(), refusals(directory, "a tokenizer that transformers can read"):
-        return ForeignTokenizer(auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code))
+        inner = auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
+    if chat and not inner.chat_template:
+        raise InputError(f"chat: expected a tokenizer with a chat template in {directory}, found one without")
+    return ForeignTokenizer(inner, directory, chat=chat)
 
 
 def _printable(text: str) -> str:
