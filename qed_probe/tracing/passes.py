@@ -17,8 +17,8 @@ Sink = Callable[[Captured, int], None]
 def forward(plan: Plan, pack: slice, prompts: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
     """Run the prompts of a pack, ``[T]``; returns all ids, ``[T + generated]``, and hidden states, ``[T + generated, hidden]``.
 
-    With tokens to generate, the pack is one prompt: its call begins a cache, and so does each token's, the likeliest after the
-    last, go on with it. That holds for the last token too: it has records as every other, and what it predicts is dropped.
+    With tokens to generate, the pack is one prompt: its call fills a cache, and each token after it, the likeliest to follow, is
+    a call that goes on with that cache. So is the last, which has every record like the others; what it predicts is dropped.
     """
     layout, model = plan.layout, plan.model
     begin = int(layout.cu_seqlens[pack.start])
