@@ -211,7 +211,7 @@ def test_estimate_knows_tokens_and_bytes(prompts: list[qp.Prompt], tmp_path: Pat
 def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
     monkeypatch.setattr(plan, "PACK", 128)
-    monkeypatch.setattr(run, "check_layer", lambda captured, start: spans.append((start, start + captured.output.shape[1])))
+    monkeypatch.setattr(run, "check_layer", lambda captured, start, _: spans.append((start, start + captured.output.shape[1])))
     qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 5, tmp_path / "run.zarr")
     assert spans == [(0, 128), (128, 256), (256, 320)]
 
@@ -219,7 +219,7 @@ def test_every_token_of_the_sampled_layer_is_checked(tmp_path: Path, monkeypatch
 def test_heads_are_replayed_until_enough_tokens_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = []
     monkeypatch.setattr(plan, "PACK", 128)
-    monkeypatch.setattr(run, "check_heads", lambda captured, seed, start: starts.append(start))
+    monkeypatch.setattr(run, "check_heads", lambda captured, seed, start, _: starts.append(start))
     qp.trace(make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.full(64, 7))] * 8, tmp_path / "run.zarr", layers=[0])
     assert starts == [0, 128]
 

@@ -21,6 +21,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help
 Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]
 Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T].")]
+Chat = Annotated[bool, typer.Option("--chat", help="Texts are a user's messages, in the tokenizer's chat template.")]
 Task = Annotated[str | None, typer.Option(help="niah: a needle in a haystack; the default where no prompts are given.")]
 Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
 Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
@@ -33,6 +34,7 @@ SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recom
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
+Generate = Annotated[int, typer.Option(metavar="N", help="Go on with each prompt for N tokens, greedily; they are traced too.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
@@ -68,6 +70,7 @@ def trace(
     text: Text = None,
     prompts: Prompts = None,
     tokens: Tokens = None,
+    chat: Chat = False,
     task: Task = None,
     length: Length = None,
     samples: Samples = None,
@@ -80,6 +83,7 @@ def trace(
     state_at: StateAt = None,
     strength: Strength = 1.0,
     backend: Backend = "auto",
+    generate: Generate = 0,
     trust_remote_code: TrustRemoteCode = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -88,9 +92,10 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "backend": backend, "seed": seed, "trust_remote_code": trust_remote_code}
+    settings |= {"strength": strength, "backend": backend, "generate": generate, "seed": seed}
+    settings |= {"trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code)
+    chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)
     if dry_run:
         cost = qp.estimate(checkpoint, chosen, **settings)
         typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
@@ -103,7 +108,14 @@ def trace(
 
 
 def _prompts(
-    checkpoint: str | None, sources: dict[str, Any], length: int | None, samples: int | None, seed: int, trust: bool
+    checkpoint: str | None,
+    sources: dict[str, Any],
+    length: int | None,
+    samples: int | None,
+    seed: int,
+    trust: bool,
+    *,
+    chat: bool,
 ) -> "Sequence[qp.Prompt]":
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
@@ -113,13 +125,15 @@ def _prompts(
         raise InputError(f"{' and '.join(sized)}: expected with a task, found with {given[0]}")
     if sources["--task"] not in (None, "niah"):
         raise InputError(f"--task: expected niah, found {sources['--task']!r}")
+    if chat and not (sources["--text"] or sources["--prompts"]):
+        raise InputError(f"--chat: expected text, with --text or --prompts, found {given[0] if given else 'no prompts'}")
     if sources["--tokens"]:
         return qp.token_prompts(sources["--tokens"], qp.describe(checkpoint, trust_remote_code=trust).vocab_size)
-    tokenizer = qp.find_tokenizer(checkpoint, trust_remote_code=trust)
+    tokenizer = qp.find_tokenizer(checkpoint, trust_remote_code=trust, chat=chat)
     if sources["--text"]:
         return qp.text_prompts(sources["--text"], tokenizer)
     if sources["--prompts"]:
-        return qp.file_prompts(sources["--prompts"], tokenizer)
+        return qp.file_prompts(sources["--prompts"], tokenizer, ids=not chat)
     if not isinstance(tokenizer, qp.ByteTokenizer):
         raise InputError(
             "--task niah: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"

@@ -1,6 +1,6 @@
 """What a trace asks of a model; the native ones and those of other libraries give it."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,8 +30,11 @@ class Model(Protocol):
     def strengths(self) -> dict[int, Tensor]:
         """λ ``[H]`` of every layer that owns a memory, by the layer's number."""
 
-    def __call__(self, tokens: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Hidden states ``[B, T, hidden]`` of ``tokens`` ``[B, T]``."""
+    def new_cache(self, batch: int) -> Any:  # noqa: ANN401 - each model's own
+        """What carries ``batch`` sequences from call to call, nothing seen yet."""
+
+    def __call__(self, tokens: Tensor, *, cache: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:  # noqa: ANN401
+        """Hidden states ``[B, T, hidden]`` of ``tokens`` ``[B, T]``; ``cache`` goes on from what it has seen, and is updated."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores ``[..., vocab]`` of the next token."""

@@ -28,13 +28,23 @@ def describe(checkpoint: str | Path | None = None, *, trust_remote_code: bool = 
 
 
 def find_tokenizer(
-    checkpoint: str | Path | None = None, *, trust_remote_code: bool = False
+    checkpoint: str | Path | None = None, *, trust_remote_code: bool = False, chat: bool = False
 ) -> ByteTokenizer | ForeignTokenizer | None:
-    """The tokenizer that a checkpoint's texts are read with, None if it has none; raises CheckpointError."""
+    """The tokenizer that a checkpoint's texts are read with, None if it has none.
+
+    With ``chat``, a text is a user's message, and becomes a prompt by the tokenizer's own chat template. Raises CheckpointError,
+    and InputError if there is no such template.
+    """
     directory = _foreign(checkpoint)
-    if directory is None:
-        return ByteTokenizer() if native.read_config(checkpoint).tokenizer == "bytes" else None
-    return find_foreign_tokenizer(directory, trust_remote_code=trust_remote_code)
+    found: ByteTokenizer | ForeignTokenizer | None
+    if directory is not None:
+        found = find_foreign_tokenizer(directory, trust_remote_code=trust_remote_code, chat=chat)
+    else:
+        found = ByteTokenizer() if native.read_config(checkpoint).tokenizer == "bytes" else None
+    if chat and not isinstance(found, ForeignTokenizer):
+        what = "no tokenizer" if found is None else "one of bytes, which has none"
+        raise InputError(f"chat: expected a tokenizer with a chat template in {checkpoint or 'the bundled model'}, found {what}")
+    return found
 
 
 def open_model(

@@ -1,5 +1,7 @@
 """Every trace checks itself: what the model's own kernel returned against a replay of the inputs that were captured."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,12 +17,25 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2.0**-9, t
 float64 no less than in float32, as other libraries' kernels compute in float32 whatever they are given."""
 
 
-def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
-    """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of its first sequence.
+@dataclass
+class Past:
+    """What a sequence's earlier calls leave for the checks of its next one.
 
-    Compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed naming layer, head and token, the pass having
-    begun at token ``start``.
+    ``state`` ``[N, H, K, V]`` is the memory after them of the layer that is checked whole, by the check's own replay;
+    ``largest`` the largest value so far of each layer's output and read, as one token's own may be next to nothing.
     """
+
+    state: Tensor | None = None
+    largest: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+
+
+def check_heads(captured: Captured, seed: int, start: int = 0, past: Past | None = None) -> None:
+    """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of a call's first sequence.
+
+    Begins with the state that the call was given, and compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed
+    naming layer, head and token, the call having begun at token ``start``.
+    """
+    past = past or Past()
     seen, (_, end, heads, _) = captured.observation, captured.output.shape
     end = end if captured.cu_seqlens is None else int(captured.cu_seqlens[1])
     span = slice(0, min(end, FIRST))
@@ -32,31 +47,38 @@ def check_heads(captured: Captured, seed: int, start: int = 0) -> None:
     state = None if captured.initial_state is None else captured.initial_state[0, pick]
     y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
     tolerance = TOLERANCE[captured.output.dtype]
-    _compare(captured, captured.output[0, span].index_select(1, pick), captured.scale * y, pick, tolerance, start, "output")
+    output = captured.output[0, span].index_select(1, pick)
+    _compare(captured, output, captured.scale * y, pick, tolerance, start, "output", past)
     if "read" in seen.records:
         recorded = seen.records["read"][0, span].index_select(1, pick)
         # The records are float32 whatever the model's dtype, but Triton's programs keep what is between them in the model's.
         tolerance = tolerance if seen.backend == "triton" else TOLERANCE[torch.float32]
-        _compare(captured, recorded, read, pick, tolerance, start, "read S̄ᵀd")
+        _compare(captured, recorded, read, pick, tolerance, start, "read S̄ᵀd", past)
 
 
-def check_layer(captured: Captured, start: int = 0) -> None:
-    """Run all tokens of a layer again in smaller chunks, that is in other arithmetic; raises CheckFailed as ``check_heads``."""
+def check_layer(captured: Captured, start: int = 0, past: Past | None = None) -> None:
+    """Run all tokens of a layer again in smaller chunks, that is in other arithmetic; raises CheckFailed as ``check_heads``.
+
+    A later call begins where the replay of the earlier ones ended: it has to go on with the memory that they left.
+    """
+    past = past or Past()
     again = run(
         captured.mixer,
         captured.observation.tokens,
-        initial_state=captured.initial_state,
+        initial_state=captured.initial_state if past.state is None else past.state,
         cu_seqlens=captured.cu_seqlens,
         chunk=16,
         backend="torch",
     )
-    heads = torch.arange(again.y.shape[2])
+    past.state, heads = again.final_state, torch.arange(again.y.shape[2])
     tolerance = TOLERANCE[captured.output.dtype]
     found, expected = captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1)
-    _compare(captured, found, expected, heads, tolerance, start, "output")
+    _compare(captured, found, expected, heads, tolerance, start, "output", past)
 
 
-def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, start: int, what: str) -> None:
+def _compare(
+    captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, start: int, what: str, past: Past
+) -> None:
     """``[T, heads, V]`` each."""
     bad = (~found.isfinite()).any(-1).nonzero()
     if len(bad):
@@ -66,6 +88,8 @@ def _compare(captured: Captured, found: Tensor, expected: Tensor, heads: Tensor,
             f"head {int(heads[head])}, token {start + token}"
         )
     size = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    key = captured.layer, what
+    past.largest[key] = size = torch.maximum(size, past.largest.get(key, size))
     off = ((found.double() - expected.double()).abs() / size).amax(-1)
     if not (off <= tolerance).all():
         token, head = divmod(int(off.nan_to_num(torch.inf).argmax()), off.shape[1])

@@ -1,6 +1,7 @@
 """The shape of a store, fixed before the first forward, and how it is laid out on disk."""
 
 import hashlib
+import itertools
 import json
 import warnings
 from collections import defaultdict
@@ -40,10 +41,11 @@ class Layout:
     ``names`` are the keys of the variables that the trace writes (``rho``, ``read``, ``nll``, ``inputs/q``, ``states/state``).
     ``prompts`` are asked for a few at a time, and again each time, when their tokens are laid out. Of each prompt there is one
     number in ``lengths``, in ``fingerprints``, which tell it from others, and under each name of ``details``; ``roles`` says
-    whether any has roles. ``lam`` is ``[layers, heads]``; ``snapshots`` the packed tokens, rising, whose state is kept;
-    ``vectors`` the dtype of ``read``, "none" without it; ``edit_inputs`` whether ``v`` and ``beta`` have an edit axis. ``attrs``
-    determine the numbers (a run resumes only what has the same); ``provenance`` (the command, the path) does not. Raises
-    StoreError if there is not one length ≥ 1 for each prompt or a name is not in the schema.
+    whether any has roles. The last ``generated`` of each length follow the prompt's own tokens: their ids are traced. ``lam`` is
+    ``[layers, heads]``; ``snapshots`` the packed tokens, rising, whose state is kept; ``vectors`` the dtype of ``read``, "none"
+    without it; ``edit_inputs`` whether ``v`` and ``beta`` have an edit axis. ``attrs`` determine the numbers (a run resumes only
+    what has the same); ``provenance`` (the command, the path) does not. Raises StoreError if there is not one length ≥ 1 for each
+    prompt or a name is not in the schema.
     """
 
     names: tuple[str, ...]
@@ -56,6 +58,7 @@ class Layout:
     fingerprints: np.ndarray
     edits: int = 1
     roles: bool = False
+    generated: int = 0
     details: Mapping[str, np.ndarray] = field(default_factory=dict)
     lam: np.ndarray | None = None
     snapshots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -93,12 +96,14 @@ class Layout:
     @cached_property
     def rows(self) -> dict[str, Variable]:
         """The variables that the trace writes, by key."""
-        return {key: schema.variable(key, vectors=self.vectors, edit_inputs=self.edit_inputs) for key in (*self.names, "done")}
+        keys = (*self.names, *["token_id"] * (self.generated > 0), "done")
+        return {key: schema.variable(key, vectors=self.vectors, edit_inputs=self.edit_inputs) for key in keys}
 
     @cached_property
     def static(self) -> tuple[Variable, ...]:
         """The variables that are known already, by key."""
-        keys = ["layer", "token_id", "position", "prompt_index", "cu_seqlens", "mark_token"] + ["role"] * self.roles
+        keys = ["layer", "position", "prompt_index", "cu_seqlens", "mark_token"]
+        keys += ["token_id"] * (not self.generated) + ["role"] * (self.roles or self.generated > 0)
         keys += ["lambda"] * (self.lam is not None) + ["states/snapshot_token"] * ("states/state" in self.names)
         return (*map(schema.variable, keys), *map(schema.detail, self.details))
 
@@ -131,6 +136,7 @@ class Layout:
             "key": self.key,
             "value": self.value,
             "edits": self.edits,
+            "generated": self.generated,
             "vectors": self.vectors,
             "variables": sorted({*self.rows} | {row.key for row in self.static}),
             "prompts_digest": _digest(self.fingerprints),
@@ -169,13 +175,15 @@ class Layout:
             prompts, lengths = self.prompts[first:last], self.lengths[first:last]
             start, index = int(self.cu_seqlens[first]), np.repeat(np.arange(first, last), lengths)
             tokens, roles = zip(*((prompt.tokens, prompt.roles) for prompt in prompts), strict=True)
-            yield "token_id", start, np.concatenate(tokens)
             yield "position", start, np.arange(start, start + len(index)) - self.cu_seqlens[index]
             yield "prompt_index", start, index
             yield "mark_token", self.marks_before(start), start + schema.mark_tokens(lengths)
-            if self.roles:
-                named = (np.full(n, "") if x is None else x for n, x in zip(lengths, roles, strict=True))
-                yield "role", start, np.concatenate([*named])
+            if not self.generated:
+                yield "token_id", start, np.concatenate(tokens)
+            if self.roles or self.generated:
+                own, made = lengths - self.generated, np.full(self.generated, "generated")
+                named = ([np.full(n, "") if x is None else x, made] for n, x in zip(own, roles, strict=True))
+                yield "role", start, np.concatenate([*itertools.chain(*named)])
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """First prompt of each group, and the one after its last."""

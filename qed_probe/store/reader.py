@@ -69,7 +69,7 @@ def _open(path: Path, group: str) -> xr.Dataset:
         raise StoreError(f"{path}: expected group {group}, found none; a trace with {setting} keeps it")
     # An absolute path: xarray would take "a:b" for a URL.
     root: xr.Dataset = xr.open_zarr(os.path.abspath(path), chunks={}, consolidated=True)
-    ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks={}, consolidated=True) if group else root
+    ds = _open_group(path, group, root) if group else root
     complete = np.repeat(root["done"].values.astype(bool), int(root.attrs["block_tokens"]))[: root.sizes["token"]]
     if not complete.all():
         ds = _mask(ds, group, complete)
@@ -77,6 +77,12 @@ def _open(path: Path, group: str) -> xr.Dataset:
         warnings.warn(f"{path}: {kept}; resume finishes it", IncompleteStoreWarning, stacklevel=4)
     ds = ds.assign_coords(complete=("token", complete)).drop_vars("done", errors="ignore")
     return ds.assign_attrs(schema.plain(root.attrs), complete=int(complete.all()))
+
+
+def _open_group(path: Path, group: str, root: xr.Dataset) -> xr.Dataset:
+    """A group, with the coordinates that the trace itself wrote, which are at the root alone."""
+    ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks={}, consolidated=True)
+    return ds.assign_coords({name: x for name, x in root.coords.items() if name not in ds.coords and {*x.dims} <= {*ds.dims}})
 
 
 def _with_coordinates_loaded(ds: xr.Dataset) -> xr.Dataset:

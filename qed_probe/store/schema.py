@@ -3,7 +3,8 @@
 A store is one zarr v3 group. All prompts are packed one after another along ``token`` without padding; ``boundary`` has one
 entry more than ``prompt``. Tokens come in blocks of ``block_tokens`` (an attribute): every variable along ``token`` is chunked by
 the block, and ``done`` says of each block whether all of it is there. The groups ``inputs`` and ``states`` are optional and carry
-the coordinates again.
+the static coordinates again. Where the attribute ``generated`` is N > 0, the last N tokens of each prompt are the model's own and
+have the role ``generated``; ``token_id``, known no earlier, is written with the records and −1 until then.
 """
 
 from collections.abc import Mapping
@@ -39,10 +40,12 @@ class Variable:
 
     @property
     def fill(self) -> float | str | int:
-        """What is read where nothing was written: NaN, the empty string, or 0."""
+        """What is read where nothing was written: NaN, the empty string, −1, or 0 of what has no sign."""
         if self.dtype == "str":
             return ""
-        return float("nan") if self.dtype.startswith("float") else 0
+        if self.dtype.startswith("float"):
+            return float("nan")
+        return 0 if self.dtype.startswith("u") else -1
 
     @property
     def itemsize(self) -> int:

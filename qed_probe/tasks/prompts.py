@@ -82,16 +82,16 @@ def text_prompts(texts: Iterable[str], tokenizer: Tokenizer | None) -> Sequence[
     return _some([Prompt(_encode(text, tokenizer, f"text {i}")) for i, text in enumerate(texts, 1)], "the texts")
 
 
-def file_prompts(path: str | Path, tokenizer: Tokenizer | None) -> Sequence[Prompt]:
+def file_prompts(path: str | Path, tokenizer: Tokenizer | None, *, ids: bool = True) -> Sequence[Prompt]:
     """One prompt a line of a UTF-8 file, which is read again for each prompt that is asked for.
 
     A line is plain text, or, in a ``.jsonl`` file, an object with ``"text"`` or ``"tokens"``, a list of ids, which needs no
-    tokenizer. Empty lines at the end are ignored. Raises InputError, with file and line, for a file that cannot be read or is not
-    UTF-8, an empty prompt and a line that holds no prompt.
+    tokenizer; without ``ids`` such a line is refused. Empty lines at the end are ignored. Raises InputError, with file and line,
+    for a file that cannot be read or is not UTF-8, an empty prompt and a line that holds no prompt.
     """
     path = Path(path)
     opened, starts = _opener(path), array("q")
-    read = _json_line if path.suffix == ".jsonl" else _encode
+    read = partial(_json_line, ids=ids) if path.suffix == ".jsonl" else _encode
 
     def parse(line: bytes, index: int) -> Prompt:
         where = f"{path}, line {index + 1}"
@@ -196,8 +196,8 @@ def _text(line: bytes, index: int, where: str) -> str:
         raise InputError(f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} in {where}") from error
 
 
-def _json_line(line: str, tokenizer: Tokenizer | None, where: str) -> NDArray[np.int64]:
-    expected = 'expected a JSON object with either "text" or "tokens"'
+def _json_line(line: str, tokenizer: Tokenizer | None, where: str, *, ids: bool) -> NDArray[np.int64]:
+    expected = 'expected a JSON object with either "text" or "tokens"' if ids else 'expected a JSON object with "text"'
     try:
         item = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -207,9 +207,9 @@ def _json_line(line: str, tokenizer: Tokenizer | None, where: str) -> NDArray[np
             raise InputError(f"{expected}, found both in {where}")
         case {"text": str(text)}:
             return _encode(text, tokenizer, where)
-        case {"tokens": [*tokens]}:
+        case {"tokens": [*tokens]} if ids:
             return _ids(tokens, where)
-    raise InputError(f"{expected}, a string or a list of integers; found {_short(item)} in {where}")
+    raise InputError(f"{expected}, a string{' or a list of integers' if ids else ''}; found {_short(item)} in {where}")
 
 
 def _ids(tokens: list[object], where: str) -> NDArray[np.int64]:

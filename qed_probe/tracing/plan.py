@@ -39,8 +39,10 @@ class Settings(TypedDict, total=False):
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model
     runs on and in; ``vectors`` is the dtype that the read S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps
     what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every
-    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``trust_remote_code`` lets a checkpoint run code
-    that it brings along; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the store.
+    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``generate`` is the number of tokens that the
+    model goes on with after each prompt, the likeliest each time, and that are traced as well; ``trust_remote_code`` lets a
+    checkpoint run code that it brings along; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the
+    store.
     """
 
     layers: Sequence[int] | None
@@ -51,6 +53,7 @@ class Settings(TypedDict, total=False):
     state_at: Sequence[int]
     strength: float
     backend: Choice
+    generate: int
     trust_remote_code: bool
     seed: int
     command: str
@@ -70,7 +73,7 @@ class Plan:
     @property
     def packs(self) -> Iterator[slice]:
         """The prompts of one forward each."""
-        return packs(self.layout.lengths, _pack(self.model))
+        return packs(self.layout.lengths, _pack(self.model, self.layout.generated))
 
 
 def make_plan(
@@ -85,6 +88,7 @@ def make_plan(
     state_at: Sequence[int] = (),
     strength: float = 1.0,
     backend: Choice = "auto",
+    generate: int = 0,
     trust_remote_code: bool = False,
     seed: int = 0,
     command: str = "",
@@ -93,10 +97,10 @@ def make_plan(
 
     Raises InputError for what cannot be run, and CheckpointError.
     """
-    _check_settings(dtype, vectors, strength, seed)
+    _check_settings(dtype, vectors, strength, generate, seed)
     place = find_device(device)
     known = survey(prompts, opening.describe(checkpoint, trust_remote_code=trust_remote_code).vocab_size)
-    prompts = unchanged(prompts, known.fingerprints)
+    prompts, lengths = unchanged(prompts, known.fingerprints), known.lengths + generate
     tokenizer = _tokenizer(checkpoint, trust_remote_code)
     model = opening.open_model(
         checkpoint,
@@ -107,18 +111,20 @@ def make_plan(
         trust_remote_code=trust_remote_code,
     )
     chosen = _layers(model, layers)
-    _check_fit(model, known.lengths, place)
+    _check_fit(model, lengths, generate, place)
     layout = _layout(
         model,
         place,
         chosen,
         prompts,
         known,
+        lengths,
+        generate,
         vectors=vectors,
         save_inputs=save_inputs,
         state_at=state_at,
         texts=tokenizer is not None,
-        attrs=_identity(model, checkpoint, dtype, place) | {"strength": float(strength)},
+        attrs=_identity(model, checkpoint, dtype, place, generate) | {"strength": float(strength)},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
     )
     return Plan(model, tokenizer, place, layout, prompts, seed)
@@ -132,13 +138,15 @@ def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTo
         return None
 
 
-def _check_settings(dtype: str, vectors: str, strength: float, seed: int) -> None:
+def _check_settings(dtype: str, vectors: str, strength: float, generate: int, seed: int) -> None:
     if dtype not in DTYPES:
         raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     if vectors not in VECTORS:
         raise InputError(f"vectors: expected one of {', '.join(VECTORS)}, found {vectors!r}")
     if not math.isfinite(strength):
         raise InputError(f"strength: expected a finite number, found {strength}")
+    if not isinstance(generate, int) or not 0 <= generate < 1 << 31:
+        raise InputError(f"generate: expected a whole number of tokens, from 0 to {(1 << 31) - 1:,}, found {generate}")
     if seed < 0:
         raise InputError(f"seed: expected at least 0, found {seed}")
 
@@ -149,6 +157,8 @@ def _layout(
     chosen: tuple[int, ...],
     prompts: Sequence[Prompt],
     known: Survey,
+    lengths: NDArray[np.int64],
+    generate: int,
     *,
     vectors: str,
     save_inputs: bool,
@@ -171,12 +181,13 @@ def _layout(
         value=config.value_dim,
         prompts=prompts,
         fingerprints=known.fingerprints,
-        lengths=known.lengths,
+        lengths=lengths,
         edits=edits(first.mixer, first.observation.tokens).k.shape[-2],
         roles=known.roles,
+        generated=generate,
         details=known.details,
         lam=np.stack([strengths[layer].detach().cpu().numpy() for layer in chosen]),
-        snapshots=_snapshots(known.lengths, state_at),
+        snapshots=_snapshots(lengths, state_at),
         vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
         attrs={**attrs, "scale": first.scale, "backend": first.observation.backend},
@@ -184,7 +195,7 @@ def _layout(
     )
 
 
-def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: torch.device) -> dict[str, object]:
+def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: torch.device, generate: int) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
     return opening.identity(checkpoint, model) | {
         "mixer": model.config.mixer,
@@ -193,7 +204,7 @@ def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: t
         "lambda_max": model.config.lambda_max,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
-        "pack_tokens": _pack(model),
+        "pack_tokens": _pack(model, generate),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
     }
@@ -207,9 +218,9 @@ def _look(model: Model, device: torch.device, layer: int) -> Captured:
     return seen[0]
 
 
-def _pack(model: Model) -> int:
+def _pack(model: Model, generate: int) -> int:
     """Tokens of a forward pass, 0 where each prompt has its own."""
-    return PACK if model.packs else 0
+    return PACK if model.packs and not generate else 0
 
 
 def packs(lengths: Iterable[int], tokens: int) -> Iterator[slice]:
@@ -235,17 +246,15 @@ def _layers(model: Model, asked: Sequence[int] | None) -> tuple[int, ...]:
     return there if asked is None else tuple(sorted(set(asked)))
 
 
-def _check_fit(model: Model, lengths: NDArray[np.int64], device: torch.device) -> None:
-    """Refuse a prompt that is too long for the model or whose pass would not fit in memory.
+def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, device: torch.device) -> None:
+    """Refuse a prompt that, with what follows it, is too long for the model or whose pass would not fit in memory.
 
     The factors are measured; a CPU works segment by segment.
     """
     config, longest = model.config, int(lengths.argmax())
+    found = f"found {lengths[longest]:,}" + (f", {generate:,} of them to generate" if generate else "")
     if model.longest is not None and lengths[longest] > model.longest:
-        raise InputError(
-            f"prompt {longest + 1}: expected at most {model.longest:,} tokens, what the model is made for, "
-            f"found {lengths[longest]:,}"
-        )
+        raise InputError(f"prompt {longest + 1}: expected at most {model.longest:,} tokens, what the model is made for, {found}")
     held = 12 if device.type == "cpu" else 40
     waiting = 26 * config.heads * len(model.strengths())  # the writer's: a chunk of a scalar record spans the layers
     per_head = held * (config.key_dim + config.value_dim) + model.scratch
@@ -253,8 +262,7 @@ def _check_fit(model: Model, lengths: NDArray[np.int64], device: torch.device) -
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if free is not None and lengths[longest] * per_token > free:
         raise InputError(
-            f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, "
-            f"found {lengths[longest]:,}"
+            f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, {found}"
         )
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from qed_probe.errors import InputError
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import enough_memory
 from qed_probe.models.model import Model
-from qed_probe.models.selfcheck import FIRST, check_heads, check_layer
+from qed_probe.models.selfcheck import FIRST, Past, check_heads, check_layer
 from qed_probe.store import reader, writer
 from qed_probe.store.layout import Layout
 from qed_probe.store.writer import Writer
 from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.inputs import inputs
+from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import Plan, Settings, make_plan
 
 Progress = Callable[[int, int], None]
@@ -78,60 +79,73 @@ def trace(
 
 
 def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **settings: Unpack[Settings]) -> Estimate:
-    """Say what ``trace`` would cost, from the store's layout and a timed pass over its first tokens, at most 1024."""
+    """Say what ``trace`` would cost.
+
+    From the store's layout, a timed pass over the first tokens of its prompts, at most 1024, and a timed step if it generates.
+    """
     plan = make_plan(checkpoint, prompts, **settings)
     layout, total = plan.layout, plan.layout.sizes["token"]
     sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
-    some = plan.prompts[: int(np.searchsorted(layout.cu_seqlens, 1024))]
+    given = layout.cu_seqlens - layout.generated * np.arange(len(layout.cu_seqlens))
+    some = plan.prompts[: int(np.searchsorted(given, 1024))]
     ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in some])[:1024])[None].to(plan.device)
+    seconds = _time(plan, ids) / ids.shape[1] * int(given[-1])
+    if layout.generated:
+        seconds += _time(plan, ids[:, :1], cache=plan.model.new_cache(1)) * (total - int(given[-1]))
+    return Estimate(total, sum(sizes), seconds)
+
+
+def _time(plan: Plan, ids: Tensor, **how: Any) -> float:  # noqa: ANN401 - what the model takes
+    """Seconds of a call with its records."""
     seconds = math.inf
-    for _ in range(2):  # the first pass warms up
+    for _ in range(2):  # the first call warms up
         begun = time.perf_counter()
-        with torch.inference_mode(), capture(plan.model, lambda _: None, layout.layers):
-            plan.model.logits(plan.model(ids)).argmax().item()
+        with torch.inference_mode(), capture(plan.model, lambda _: None, plan.layout.layers):
+            plan.model.logits(plan.model(ids, **how)).argmax().item()
         seconds = time.perf_counter() - begun
-    return Estimate(total, sum(sizes), seconds / ids.shape[1] * total)
+    return seconds
 
 
 def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool) -> None:
-    """Forward whole prompts, packed in one row, check what was seen of them and write it."""
+    """Forward whole prompts and what follows them, check what was seen and write it."""
     layout = plan.layout
-    begin, end = int(layout.cu_seqlens[pack.start]), int(layout.cu_seqlens[pack.stop])
-    prompts = [*plan.prompts[pack]]
-    tokens = np.concatenate([prompt.tokens for prompt in prompts])
-    ids = torch.from_numpy(tokens)[None].to(plan.device)
-    boundaries = torch.from_numpy(layout.cu_seqlens[pack.start : pack.stop + 1] - begin).to(plan.device)
-    snapshots = layout.snapshots[slice(*np.searchsorted(layout.snapshots, [begin, end]))]
-    sampled = int(np.random.default_rng(plan.seed).choice(layout.layers))
+    begin, prompts = int(layout.cu_seqlens[pack.start]), [*plan.prompts[pack]]
+    starts = layout.cu_seqlens[pack] - begin
+    sampled, past = int(np.random.default_rng(plan.seed).choice(layout.layers)), Past()
 
-    def sink(captured: Captured) -> None:
+    def sink(captured: Captured, start: int) -> None:
         if replays:
-            check_heads(captured, plan.seed, begin)
+            check_heads(captured, plan.seed, start, past)
         if captured.layer == sampled:
-            check_layer(captured, begin)
-        _write(captured, layout, store, begin)
+            check_layer(captured, start, past)
+        _write(captured, layout, store, start)
 
     with torch.inference_mode():
-        with capture(plan.model, sink, layout.layers, states_at=tuple(int(t) - begin for t in snapshots)):
-            hidden = plan.model(ids, cu_seqlens=boundaries)
-        nll, hit = _likelihood(plan.model, hidden[0], ids[0], boundaries)
+        given = torch.from_numpy(np.concatenate([prompt.tokens for prompt in prompts])).to(plan.device)
+        ids, hidden = forward(plan, pack, given, sink)
+        nll, hit = _likelihood(plan.model, hidden, ids, starts)
+    tokens = ids.cpu().numpy()
     store.write_tokens("nll", nll, start=begin)
+    if layout.generated:
+        store.write_tokens("token_id", tokens, start=begin)
     if plan.tokenizer is not None:
         store.write_tokens("token_text", plan.tokenizer.pieces(tokens), start=begin)
     if "correct" in layout.names:
-        spans = zip(prompts, layout.cu_seqlens[pack] - begin, strict=True)
+        spans = zip(prompts, starts, strict=True)
         right = [np.nan if p.answer is None else float(hit[at : at + len(p.tokens)][p.answer].all()) for p, at in spans]
         store.write_prompts("correct", np.array(right, np.float32), start=pack.start)
 
 
 def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> None:
-    """Hand one layer's pass to the writer: records, marks, inputs and states."""
+    """Hand one layer's call to the writer: records, marks, inputs and states."""
     found = captured.observation.records
+    # A call ends with a mark of its own, which is none of the prompt where the prompt goes on.
+    marks = layout.marks_before(begin + captured.output.shape[1]) - layout.marks_before(begin)
     if any(name.startswith("inputs/") for name in layout.names):
         found = found | inputs(captured)
     for name, x in found.items():
         if name == "state_norm":
-            store.write_marks(name, _numpy(x), layer=captured.layer, start=begin)
+            store.write_marks(name, _numpy(x[:marks]), layer=captured.layer, start=begin)
         elif name in layout.names:
             store.write(name, _numpy(x[0]), layer=captured.layer, start=begin)
     states = captured.observation.states
@@ -139,7 +153,9 @@ def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> Non
         store.write_marks("states/state", _numpy(states), layer=captured.layer, start=begin)
 
 
-def _likelihood(model: Model, hidden: Tensor, ids: Tensor, boundaries: Tensor) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _likelihood(
+    model: Model, hidden: Tensor, ids: Tensor, starts: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """−ln p of each token given the earlier ones of its prompt, NaN for the first, and whether it was the likeliest."""
     nll, hit = [hidden.new_full((1,), math.nan, dtype=torch.float32)], [ids.new_zeros(1, dtype=torch.bool)]
     rows = max(min(1024, LOGITS // model.config.vocab_size), 1)
@@ -147,9 +163,9 @@ def _likelihood(model: Model, hidden: Tensor, ids: Tensor, boundaries: Tensor) -
         logits = model.logits(states).float()
         nll.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
         hit.append(logits.argmax(-1) == following)
-    likelihood, likeliest = torch.cat(nll), torch.cat(hit)
-    likelihood[boundaries[:-1]] = math.nan
-    return _numpy(likelihood), likeliest.cpu().numpy()
+    likelihood = _numpy(torch.cat(nll))
+    likelihood[starts] = math.nan
+    return likelihood, torch.cat(hit).cpu().numpy()
 
 
 def _numpy(x: Tensor) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
 from qed_probe.models.foreign.families import find_layers
-from qed_probe.models.foreign.library import auto_class, quiet, refusals
+from qed_probe.models.foreign.library import auto_class, quiet, refusals, transformers
 from qed_probe.models.foreign.weights import DTYPES, Weights
 
 
@@ -43,15 +43,22 @@ class ForeignModel(nn.Module):
         """λ of every layer that owns a memory, by layer, ``[H]``: 0, as none adds a direction."""
         return {layer: torch.zeros(self.config.heads) for layer in self.config.layers}
 
-    def forward(self, tokens: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+    def new_cache(self, batch: int) -> Any:  # noqa: ANN401 - of the library
+        """A cache in which nothing has been seen; it takes any number of sequences."""
+        return transformers(self.config.directory).DynamicCache(config=self.inner.config)
+
+    def forward(self, tokens: Tensor, *, cache: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:  # noqa: ANN401
         """Hidden states ``[B, T, hidden]`` after the final norm, for ``tokens`` ``[B, T]`` int64.
 
-        Raises InputError for ``cu_seqlens`` of more than one sequence: not every family keeps packed ones apart.
+        ``cache`` continues from what it has seen and is updated in place. Raises InputError for ``cu_seqlens`` of more than one
+        sequence: not every family keeps packed ones apart.
         """
         if cu_seqlens is not None and len(cu_seqlens) != 2:
             raise InputError(f"cu_seqlens: expected one sequence a pass, found {len(cu_seqlens) - 1}")
         with quiet():
-            hidden: Tensor = self.inner.base_model(input_ids=tokens, use_cache=False, return_dict=True).last_hidden_state
+            carried = {} if cache is None else {"cache": cache}
+            found = self.inner.base_model(input_ids=tokens, use_cache=bool(carried), return_dict=True, **carried)
+        hidden: Tensor = found.last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

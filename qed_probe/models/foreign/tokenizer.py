@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qed_probe.errors import InputError
 from qed_probe.models.foreign.library import quiet, refusals, refuse_elsewhere, transformers
 
 SETTINGS = "tokenizer_config.json"
@@ -15,16 +16,28 @@ FILES = ("tokenizer.json", SETTINGS, "tokenizer.model", "vocab.json", "vocab.txt
 
 
 class ForeignTokenizer:
-    """A tokenizer of transformers; texts begin with whatever it puts before them by itself."""
+    """A tokenizer of transformers.
 
-    def __init__(self, inner: Any, directory: Path) -> None:  # noqa: ANN401 - of the library
-        self._inner, self._directory = inner, directory
+    Texts begin with whatever it puts before them by itself; with ``chat`` each is a user's message in its chat template, up to
+    where the answer begins.
+    """
+
+    def __init__(self, inner: Any, directory: Path, *, chat: bool = False) -> None:  # noqa: ANN401 - of the library
+        self._inner, self._directory, self._chat = inner, directory, chat
 
     def encode(self, text: str, /) -> NDArray[np.int64]:
-        """Token ids of a text, int64 ``[T]``; raises UnicodeEncodeError for a lone surrogate, CheckpointError."""
+        """Token ids of a text, int64 ``[T]``.
+
+        Raises UnicodeEncodeError for a lone surrogate, and CheckpointError where the tokenizer or its chat template fails.
+        """
         text.encode()
-        with quiet(), refusals(self._directory, "a tokenizer that can read the text"):
-            return np.array(self._inner.encode(text), np.int64)
+        if not self._chat:
+            with quiet(), refusals(self._directory, "a tokenizer that can read the text"):
+                return np.array(self._inner.encode(text), np.int64)
+        messages = [{"role": "user", "content": text}]
+        with quiet(), refusals(self._directory, "a chat template that takes a user's message"):
+            ids = self._inner.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return np.array(ids, np.int64)
 
     def pieces(self, ids: Sequence[int] | NDArray[np.int64], /) -> list[str]:
         r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``."""
@@ -32,8 +45,11 @@ class ForeignTokenizer:
         return [known[int(i)] for i in ids]
 
 
-def find_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> ForeignTokenizer | None:
-    """The checkpoint's tokenizer, None if it has no file of one; raises CheckpointError for one that cannot be used."""
+def find_tokenizer(directory: Path, *, trust_remote_code: bool = False, chat: bool = False) -> ForeignTokenizer | None:
+    """The checkpoint's tokenizer, None if it has no file of one.
+
+    Raises CheckpointError for one that cannot be used, and InputError for one that lacks the template that ``chat`` needs.
+    """
     if not any((directory / name).is_file() for name in FILES):
         return None
     auto = transformers(directory).AutoTokenizer
@@ -41,7 +57,9 @@ def find_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Forei
         if trust_remote_code and (directory / SETTINGS).is_file():
             refuse_elsewhere(json.loads((directory / SETTINGS).read_text(encoding="utf-8")), directory)
         inner = auto.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
-    return ForeignTokenizer(inner, directory)
+    if chat and not inner.chat_template:
+        raise InputError(f"chat: expected a tokenizer with a chat template in {directory}, found one without")
+    return ForeignTokenizer(inner, directory, chat=chat)
 
 
 def _printable(text: str) -> str:
