@@ -1,7 +1,7 @@
 # Two commands: `make demo` looks into the bundled model, `make test` checks everything. Both make their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-# The version that the bundled results and the tests were made with; any torch that the venv already has is kept.
+# The version that the figures and the tests were made with; any torch that the venv already has is kept.
 TORCH := torch==2.13.0
 
 .PHONY: demo test

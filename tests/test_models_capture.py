@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qed_probe.errors import InputError
+from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import Observation, reference
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.config import NATIVE, ModelConfig
 from qed_probe.models.language import LanguageModel
+from qed_probe.models.selfcheck import check_heads
 
 
 def small(mixer: str) -> LanguageModel:
@@ -171,3 +172,14 @@ def test_captured_is_what_the_kernel_returned() -> None:
     assert replace(seen, layer=5).layer == 5
     assert "tensor" not in repr(seen)
     assert repr(seen).startswith("Captured(layer=0, mixer=Mixer(name='qed'")
+
+
+def test_heads_are_replayed_beyond_a_short_first_sequence() -> None:
+    model = small("qed")
+    with torch.no_grad(), capture(model, layers=[1]) as records:
+        model(torch.arange(103)[None] % model.config.vocab_size, cu_seqlens=torch.tensor([0, 3, 103]))
+    check_heads(records[0], seed=0)
+    wrong = records[0].output.clone()
+    wrong[:, 50:] *= 1.5
+    with pytest.raises(CheckFailed, match="at layer 1, head"):
+        check_heads(replace(records[0], output=wrong), seed=0)

@@ -235,3 +235,12 @@ def test_an_estimate_is_not_taken_from_a_single_short_prompt(tmp_path: Path, mon
     monkeypatch.setattr(qp.LanguageModel, "forward", counted)
     qp.estimate(where, [qp.Prompt(np.full(3, 7))] * 400)
     assert passes == [1, 1024, 1024]
+
+
+def test_progress_goes_on_with_every_layer(tmp_path: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    where = make_checkpoint(tmp_path / "model", "qed")
+    qp.trace(
+        where, [qp.Prompt(np.full(64, 7))], tmp_path / "run.zarr", progress=lambda done, total: reports.append((done, total))
+    )
+    assert reports == [(32, 64), (64, 64)]

@@ -1,5 +1,6 @@
 """Every trace checks itself: what the model's own kernel returned against a replay of the inputs that were captured."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from qed_probe.kernels import cut, edits, replay, run
 from qed_probe.models.capture import Captured
 
 FIRST = 256
-"""Tokens of the first sequence that are replayed in float64."""
+"""Tokens of a call that are replayed in float64."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 """Max |x − ref| / max |ref| that the rounding of the model's dtype explains: in sixteen bits two steps of the dtype at 1, and in
 float64 no less than in float32, as other libraries' kernels compute in float32 whatever they are given."""
@@ -30,21 +31,27 @@ class Past:
 
 
 def check_heads(captured: Captured, seed: int, start: int = 0, past: Past | None = None) -> None:
-    """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of a call's first sequence.
+    """Replay two heads of a layer, drawn by ``seed``, in float64 over the first tokens of a call, sequence by sequence.
 
-    Begins with the state that the call was given, and compares the model's output and the recorded read S̄ᵀd. Raises CheckFailed
-    naming layer, head and token, the call having begun at token ``start``.
+    Begins with the states that the call was given, and compares the model's output and the recorded read S̄ᵀd. Raises
+    CheckFailed naming layer, head and token, the call having begun at token ``start``.
     """
-    past = past or Past()
-    seen, (_, end, heads, _) = captured.observation, captured.output.shape
-    end = end if captured.cu_seqlens is None else int(captured.cu_seqlens[1])
-    span = slice(0, min(end, FIRST))
-    ready = edits(captured.mixer, cut(seen.tokens, span))
+    past, (_, T, heads, _) = past or Past(), captured.output.shape
     drawn = np.random.default_rng([seed, captured.layer]).choice(heads, min(2, heads), replace=False)
-    pick = torch.as_tensor(np.sort(drawn), device=ready.q.device)
+    pick = torch.as_tensor(np.sort(drawn), device=captured.output.device)
+    ends = [0, T] if captured.cu_seqlens is None else captured.cu_seqlens.tolist()
+    for sequence, (begin, end) in enumerate(itertools.pairwise(ends)):
+        if begin < min(end, FIRST):
+            _check_span(captured, sequence, slice(begin, min(end, FIRST)), pick, start + begin, past)
+
+
+def _check_span(captured: Captured, sequence: int, span: slice, pick: Tensor, start: int, past: Past) -> None:
+    """Replay these heads over the first tokens of one sequence."""
+    seen = captured.observation
+    ready = edits(captured.mixer, cut(seen.tokens, span))
     q, g, k, a, u = (x[0].index_select(1, pick) for x in (ready.q, ready.g, ready.k, ready.a, ready.u))
     d = None if ready.d is None else ready.d[0].index_select(1, pick)
-    state = None if captured.initial_state is None else captured.initial_state[0, pick]
+    state = None if captured.initial_state is None else captured.initial_state[sequence, pick]
     y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
     tolerance = TOLERANCE[captured.output.dtype]
     output = captured.output[0, span].index_select(1, pick)

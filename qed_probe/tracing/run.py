@@ -18,7 +18,7 @@ from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import enough_memory
 from qed_probe.models.model import Model
 from qed_probe.models.selfcheck import FIRST, Past, check_heads, check_layer
-from qed_probe.store import reader, writer
+from qed_probe.store import place, reader, writer
 from qed_probe.store.layout import Layout
 from qed_probe.store.writer import Writer
 from qed_probe.tasks.prompts import Prompt
@@ -61,19 +61,17 @@ def trace(
     if resume and overwrite:
         raise InputError("expected resume or overwrite, found both")
     plan = make_plan(checkpoint, prompts, **settings)
-    going_on = resume and Path(output).exists()
+    going_on = resume and place.found(Path(output)).exists()
     with writer.resume(output, plan.layout) if going_on else writer.create(output, plan.layout, overwrite=overwrite) as store:
-        total, resumed_at = plan.layout.sizes["token"], store.first_token
+        resumed_at = store.first_token
         left = (pack for pack in plan.packs if plan.layout.cu_seqlens[pack.stop] > resumed_at)
         replayed = 0
         for pack in left:
             with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"):
-                _run(plan, pack, store, replays=replayed < FIRST)
+                _run(plan, pack, store, replays=replayed < FIRST, progress=progress)
             done = int(plan.layout.cu_seqlens[pack.stop])
             replayed += done - int(plan.layout.cu_seqlens[pack.start])
             store.commit(done)
-            if progress is not None:
-                progress(done, total)
         store.finish()
     return reader.open(output)
 
@@ -106,19 +104,25 @@ def _time(plan: Plan, ids: Tensor, **how: Any) -> float:  # noqa: ANN401 - what 
     return seconds
 
 
-def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool) -> None:
-    """Forward whole prompts and what follows them, check what was seen and write it."""
+def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool, progress: Progress | None) -> None:
+    """Forward whole prompts and what follows them, check what was seen and write it; progress goes on with every layer."""
     layout = plan.layout
     begin, prompts = int(layout.cu_seqlens[pack.start]), [*plan.prompts[pack]]
     starts = layout.cu_seqlens[pack] - begin
     sampled, past = int(np.random.default_rng(plan.seed).choice(layout.layers)), Past()
 
+    seen = 0
+
     def sink(captured: Captured, start: int) -> None:
+        nonlocal seen
         if replays:
             check_heads(captured, plan.seed, start, past)
         if captured.layer == sampled:
             check_layer(captured, start, past)
         _write(captured, layout, store, start)
+        seen += captured.output.shape[1]
+        if progress is not None:
+            progress(begin + seen // len(layout.layers), layout.sizes["token"])
 
     with torch.inference_mode():
         given = torch.from_numpy(np.concatenate([prompt.tokens for prompt in prompts])).to(plan.device)
