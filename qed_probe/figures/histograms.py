@@ -116,7 +116,9 @@ def _stack(ds: xr.Dataset, label: str) -> tuple[Figure, Axes, Axes]:
         rows.stairs(row + 0.45 - 0.85 * count / max(count.max(), 1), edges, baseline=row + 0.45, fill=True, color=style.BLUE)
     rows.set_ylim(layers - 0.5, -0.5)
     style.label_rows(rows.yaxis, ds["layer"].values)
-    rows.set_title("each layer scaled to its own peak", fontsize=6, loc="left", pad=2)
+    peaks = counts.max(1)
+    span = f"{peaks[0]:,}" if peaks.min() == peaks.max() else f"{peaks.min():,} to {peaks.max():,}"
+    rows.set_title(f"layers scaled to their peaks, counts of {span}", fontsize=6, loc="left", pad=2)
     rows.set_ylabel("layer")
     rows.set_xlabel(label)
     rows.set_xlim(edges[0], edges[-1])
