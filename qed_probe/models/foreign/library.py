@@ -52,7 +52,7 @@ def refusals(directory: Path, expected: str) -> Iterator[None]:
         yield
     except QedProbeError:
         raise
-    except Exception as error:
+    except Exception as error:  # tokenizers raise no other, and what a model's builder raises is listed nowhere
         raise CheckpointError(f"{directory}: expected {expected}, found {type(error).__name__}: {_short(str(error))}") from error
 
 
