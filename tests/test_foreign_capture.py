@@ -123,14 +123,33 @@ def test_generation_is_captured_step_by_step() -> None:
     ]
 
 
-def test_left_pads_do_not_touch_the_memory() -> None:
+@pytest.mark.parametrize("model_type", MODELS)
+def test_pads_are_left_out(model_type: str) -> None:
+    model, lengths = tiny(model_type), (12, 1, 30)
+    rows = [some_tokens(1, n) for n in lengths]
+    mask = torch.stack([torch.arange(30) >= 30 - n for n in lengths]).long()
+    tokens = torch.cat([nn.functional.pad(row, (30 - row.shape[1], 0)) for row in rows])
+    for seen in captured(model, tokens, attention_mask=mask):
+        assert seen.cu_seqlens is not None
+        assert seen.cu_seqlens.tolist() == [0, 12, 13, 43]
+        assert len(seen.observation.records["state_norm"]) == 3
+        alone = [next(one for one in captured(model, row) if one.layer == seen.layer) for row in rows]
+        expected = torch.cat([one.output for one in alone], 1)
+        torch.testing.assert_close(seen.output, expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
+        for name in ("rho", "read", "eigenvalue", "retention", "residual_norm"):
+            expected = torch.cat([one.observation.records[name] for one in alone], 1)
+            torch.testing.assert_close(
+                seen.observation.records[name], expected, rtol=0, atol=1e-4 * float(expected.abs().max()), msg=name
+            )
+
+
+def test_pads_of_the_right_are_left_out_too() -> None:
     model, tokens = tiny("qwen3_next"), some_tokens(1, 12)
-    mask = torch.ones(1, 17, dtype=torch.long)
-    mask[:, :5] = 0
-    padded = captured(model, torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens], 1), attention_mask=mask)[0]
-    assert not padded.observation.records["state_norm"].isnan().any()
-    assert not padded.output[:, :5].any()
-    torch.testing.assert_close(padded.output[:, 5:], captured(model, tokens)[0].output, rtol=0, atol=1e-6)
+    mask = (torch.arange(17) < 12).long()[None]
+    padded = captured(model, nn.functional.pad(tokens, (0, 5)), attention_mask=mask)[0]
+    alone = captured(model, tokens)[0]
+    torch.testing.assert_close(padded.output, alone.output, rtol=0, atol=1e-6)
+    torch.testing.assert_close(padded.observation.final_state, alone.observation.final_state, rtol=0, atol=1e-6)
 
 
 def test_states_are_kept_where_asked() -> None:

@@ -15,11 +15,13 @@ from safetensors.numpy import load_file
 import qed_probe as qp
 from qed_probe import cli
 from qed_probe.kernels import reference
+from qed_probe.models.foreign import checkpoint
 from tests.foreign_models import MODELS, WRAPPERS, tiny
 from tests.recurrences import error
 from tests.test_tracing import of_prompt
 
 transformers = pytest.importorskip("transformers", minversion="5.24")
+accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore:.*A_log:qed_probe.models.foreign.checkpoint.RoundedDecayWarning")
 STORED = 1e-5
 
@@ -92,6 +94,47 @@ def test_every_number_follows_from_the_inputs(model_type: str, tmp_path: Path, m
     assert (ds.attrs["dtype_stored"], ds.attrs["dtype"], ds.attrs["A_log_dtype"]) == ("float32",) * 3
     check(ds, tmp_path / "model.zarr")
     np.testing.assert_allclose(ds["nll"].values, likelihoods(model, ds), atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", dict.fromkeys([*MODELS, *WRAPPERS]))
+def test_a_padded_batch_is_its_prompts(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save(tiny(model_type), tmp_path / "model")
+    prompts = write_prompts(tmp_path, 5, 70, 1, 2, 14)
+    batched = trace(monkeypatch, model, prompts, "--batch", "3").load()
+    check(batched, tmp_path / "model.zarr")
+    single = trace(monkeypatch, model, prompts, "--overwrite").load()
+    assert batched.attrs["batch"] == 3
+    for name, x in single.data_vars.items():
+        if x.dtype.kind == "f":
+            np.testing.assert_allclose(batched[name].values, x.values, rtol=0, atol=1e-4 * float(abs(x).max()), err_msg=str(name))
+        else:
+            assert batched[name].equals(x)
+
+
+@pytest.mark.parametrize(("batch", "options"), [("0", ()), ("2", ("--generate", "1"))])
+def test_batches_that_cannot_be(
+    batch: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, prompts = save(tiny("qwen3_5_text"), tmp_path / "model"), write_prompts(tmp_path, 5)
+    assert call(monkeypatch, "trace", model, "--prompts", prompts, "--batch", batch, *options) == 2
+    assert "error: batch: expected " in capsys.readouterr().err
+
+
+def test_weights_that_come_when_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = save(tiny("qwen3_5_text"), tmp_path / "model"), write_prompts(tmp_path, 5, 2)
+    usual = trace(monkeypatch, model, prompts).load()
+    load = checkpoint.load
+
+    def elsewhere(directory: Path, **how: Any) -> checkpoint.ForeignModel:  # noqa: ANN401 - as load's
+        loaded = load(directory, **how)
+        accelerate.cpu_offload(loaded.inner, execution_device=torch.device("cpu"))
+        assert next(loaded.parameters()).is_meta
+        return loaded
+
+    monkeypatch.setattr(checkpoint, "load", elsewhere)
+    for options in ((), ("--batch", "2")):
+        spread = trace(monkeypatch, model, prompts, "--device", "auto", "--overwrite", *options).load()
+        xr.testing.assert_allclose(spread.drop_attrs(), usual.drop_attrs(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("model_type", "lengths"), [("qwen3_5_text", (63, 65, 300)), ("kimi_linear", (65,))])

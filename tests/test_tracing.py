@@ -194,7 +194,6 @@ def test_packs_hold_whole_prompts_within_the_budget() -> None:
     assert [*packs([8192, 1, 1], 8192)] == [slice(0, 1), slice(1, 3)]
     assert [*packs([100_000], 8192)] == [slice(0, 1)]
     assert [*packs([1] * 129, 8192)] == [slice(0, 128), slice(128, 129)]
-    assert [*packs([1] * 3, 0)] == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
 def test_estimate_knows_tokens_and_bytes(prompts: list[qp.Prompt], tmp_path: Path) -> None:

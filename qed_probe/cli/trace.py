@@ -27,7 +27,7 @@ Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; t
 Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto: all GPUs and the CPU.")]
 Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
 Vectors = Annotated[str, typer.Option(help="What the read of the memory by d is kept in: none, float16 or float32.")]
 SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recomputes every record without the model.")]
@@ -35,6 +35,7 @@ StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
 Generate = Annotated[int, typer.Option(metavar="N", help="Go on with each prompt for N tokens, greedily; they are traced too.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Prompts a pass, for transformers' models; the shorter are padded.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]
@@ -84,6 +85,7 @@ def trace(
     strength: Strength = 1.0,
     backend: Backend = "auto",
     generate: Generate = 0,
+    batch: Batch = 1,
     trust_remote_code: TrustRemoteCode = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -92,7 +94,7 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "backend": backend, "generate": generate, "seed": seed}
+    settings |= {"strength": strength, "backend": backend, "generate": generate, "batch": batch, "seed": seed}
     settings |= {"trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)

@@ -24,7 +24,8 @@ class Captured:
     ``observation.records`` holds by name what the store's variables of that name hold, ``[B, T, H]`` (``read`` ``[B, T, H, V]``).
     ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate: what the model's own kernel
     returned. ``initial_state`` ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where
-    the rows are the sequences.
+    the rows are the sequences. Of a padded batch of another library's model the pads are left out: what its rows hold beside
+    them is packed into one row, with ``cu_seqlens``.
     """
 
     layer: int

@@ -60,6 +60,11 @@ class LanguageModel(nn.Module):
                     nn.init.zeros_(module.bias)
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.embed.weight.device
+
+    @property
     def mixers(self) -> dict[int, DeltaMixer]:
         """The layers that have a memory, by layer index."""
         return {index: block.mixer for index, block in enumerate(self.layers) if isinstance(block, Block)}

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from qed_probe.models.config import ModelConfig
@@ -16,8 +17,12 @@ class Model(Protocol):
         """Its mixer and its sizes."""
 
     @property
+    def device(self) -> torch.device:
+        """Where tokens are given to it."""
+
+    @property
     def packs(self) -> bool:
-        """Whether it takes several sequences in one row and keeps them apart."""
+        """Whether several sequences of a call share one row; else they are padded to rows of one length."""
 
     @property
     def longest(self) -> int | None:

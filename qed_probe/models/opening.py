@@ -50,19 +50,21 @@ def find_tokenizer(
 def open_model(
     checkpoint: str | Path | None,
     *,
-    device: torch.device,
+    device: torch.device | None,
     dtype: torch.dtype,
     strength: float = 1.0,
     backend: Choice = "auto",
     trust_remote_code: bool = False,
 ) -> Model:
-    """Load a checkpoint as a model that can be traced.
+    """Load a checkpoint as a model that can be traced; without ``device``, another library's is spread over all there are.
 
     ``strength`` scales a native model's λ and ``backend`` runs its recurrence; InputError says that another library's model has
     neither. Raises CheckpointError.
     """
     directory = _foreign(checkpoint)
     if directory is None:
+        if device is None:
+            raise InputError("device: expected one device for a model of this package, found 'auto'")
         model = native.load(checkpoint, device=device, dtype=dtype)
         for mixer in model.mixers.values():
             mixer.strength, mixer.backend = strength, backend

@@ -37,6 +37,6 @@ def forward(plan: Plan, pack: slice, prompts: Tensor, sink: Sink) -> tuple[Tenso
     cache = model.new_cache(1)
     ids, hidden = [prompts], [call(prompts, begin, cache=cache)]
     for token in range(begin + len(prompts), begin + len(prompts) + layout.generated):
-        ids.append(model.logits(hidden[-1][-1:]).argmax(-1))
+        ids.append(model.logits(hidden[-1][-1:]).argmax(-1).to(prompts.device))
         hidden.append(call(ids[-1], token, cache=cache))
     return torch.cat(ids), torch.cat(hidden)

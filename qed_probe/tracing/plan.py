@@ -36,13 +36,14 @@ VECTORS = ("none", "float16", "float32")
 class Settings(TypedDict, total=False):
     """What ``trace`` and ``estimate`` can be told, by keyword.
 
-    ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model
-    runs on and in; ``vectors`` is the dtype that the read S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps
-    what recomputes every record offline; ``state_at`` are positions in each prompt whose state is kept; ``strength`` scales every
-    λ; ``backend`` ("auto", "triton", "torch", "reference") runs the recurrence; ``generate`` is the number of tokens that the
-    model goes on with after each prompt, the likeliest each time, and that are traced as well; ``trust_remote_code`` lets a
-    checkpoint run code that it brings along; ``seed`` draws the heads and the layer of the self-check; ``command`` is kept in the
-    store.
+    ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model runs
+    on and in, "auto" being all GPUs and the CPU together, for other libraries' models; ``vectors`` is the dtype that the read
+    S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps what recomputes every record offline; ``state_at``
+    are positions in each prompt whose state is kept; ``strength`` scales every λ; ``backend`` ("auto", "triton", "torch",
+    "reference") runs the recurrence; ``generate`` is the number of tokens that the model goes on with after each prompt, the
+    likeliest each time, and that are traced as well; ``batch`` is the number of prompts in a pass of a model that takes them in
+    rows of one length, the shorter ones padded; ``trust_remote_code`` lets a checkpoint run code that it brings along; ``seed``
+    draws the heads and the layer of the self-check; ``command`` is kept in the store.
     """
 
     layers: Sequence[int] | None
@@ -54,6 +55,7 @@ class Settings(TypedDict, total=False):
     strength: float
     backend: Choice
     generate: int
+    batch: int
     trust_remote_code: bool
     seed: int
     command: str
@@ -68,12 +70,16 @@ class Plan:
     device: torch.device
     layout: Layout
     prompts: Sequence[Prompt]
+    batch: int
     seed: int
 
     @property
     def packs(self) -> Iterator[slice]:
         """The prompts of one forward each."""
-        return packs(self.layout.lengths, _pack(self.model, self.layout.generated))
+        count, tokens = len(self.layout.lengths), _pack(self.model, self.layout.generated)
+        if tokens:
+            return packs(self.layout.lengths, tokens)
+        return (slice(start, min(start + self.batch, count)) for start in range(0, count, self.batch))
 
 
 def make_plan(
@@ -89,6 +95,7 @@ def make_plan(
     strength: float = 1.0,
     backend: Choice = "auto",
     generate: int = 0,
+    batch: int = 1,
     trust_remote_code: bool = False,
     seed: int = 0,
     command: str = "",
@@ -98,7 +105,7 @@ def make_plan(
     Raises InputError for what cannot be run, and CheckpointError.
     """
     _check_settings(dtype, vectors, strength, generate, seed)
-    place = find_device(device)
+    place = None if device == "auto" else find_device(device)
     known = survey(prompts, opening.describe(checkpoint, trust_remote_code=trust_remote_code).vocab_size)
     prompts, lengths = unchanged(prompts, known.fingerprints), known.lengths + generate
     tokenizer = _tokenizer(checkpoint, trust_remote_code)
@@ -110,8 +117,10 @@ def make_plan(
         backend=backend,
         trust_remote_code=trust_remote_code,
     )
+    place = model.device
     chosen = _layers(model, layers)
-    _check_fit(model, lengths, generate, place)
+    _check_batch(model, batch, generate)
+    _check_fit(model, lengths, generate, batch, place)
     layout = _layout(
         model,
         place,
@@ -124,10 +133,10 @@ def make_plan(
         save_inputs=save_inputs,
         state_at=state_at,
         texts=tokenizer is not None,
-        attrs=_identity(model, checkpoint, dtype, place, generate) | {"strength": float(strength)},
+        attrs=_identity(model, checkpoint, dtype, place, generate) | {"strength": float(strength), "batch": batch},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
     )
-    return Plan(model, tokenizer, place, layout, prompts, seed)
+    return Plan(model, tokenizer, place, layout, prompts, batch, seed)
 
 
 def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTokenizer | ForeignTokenizer | None:
@@ -219,12 +228,12 @@ def _look(model: Model, device: torch.device, layer: int) -> Captured:
 
 
 def _pack(model: Model, generate: int) -> int:
-    """Tokens of a forward pass, 0 where each prompt has its own."""
+    """Tokens of a packed forward pass, 0 where prompts are not packed."""
     return PACK if model.packs and not generate else 0
 
 
 def packs(lengths: Iterable[int], tokens: int) -> Iterator[slice]:
-    """Prompts of one forward each: several if they fit in ``tokens``.
+    """Prompts of one packed forward each: several if they fit in ``tokens``.
 
     They depend on the prompts alone, so that a resumed run repeats the same arithmetic.
     """
@@ -246,7 +255,16 @@ def _layers(model: Model, asked: Sequence[int] | None) -> tuple[int, ...]:
     return there if asked is None else tuple(sorted(set(asked)))
 
 
-def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, device: torch.device) -> None:
+def _check_batch(model: Model, batch: int, generate: int) -> None:
+    if not isinstance(batch, int) or batch < 1:
+        raise InputError(f"batch: expected a whole number of prompts, at least 1, found {batch}")
+    if batch > 1 and model.packs:
+        raise InputError(f"batch: expected 1, as this model takes prompts packed in a row, without pads, found {batch}")
+    if batch > 1 and generate:
+        raise InputError(f"batch: expected 1, as tokens are generated for one prompt at a time, found {batch}")
+
+
+def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, batch: int, device: torch.device) -> None:
     """Refuse a prompt that, with what follows it, is too long for the model or whose pass would not fit in memory.
 
     The factors are measured; a CPU works segment by segment.
@@ -258,7 +276,7 @@ def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, device: 
     held = 12 if device.type == "cpu" else 40
     waiting = 26 * config.heads * len(model.strengths())  # the writer's: a chunk of a scalar record spans the layers
     per_head = held * (config.key_dim + config.value_dim) + model.scratch
-    per_token = 4 * (config.heads * per_head + 8 * config.hidden + waiting)
+    per_token = 4 * batch * (config.heads * per_head + 8 * config.hidden + waiting)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if free is not None and lengths[longest] * per_token > free:
         raise InputError(

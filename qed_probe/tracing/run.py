@@ -161,6 +161,7 @@ def _likelihood(
     model: Model, hidden: Tensor, ids: Tensor, starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """−ln p of each token given the earlier ones of its prompt, NaN for the first, and whether it was the likeliest."""
+    ids = ids.to(hidden.device)
     nll, hit = [hidden.new_full((1,), math.nan, dtype=torch.float32)], [ids.new_zeros(1, dtype=torch.bool)]
     rows = max(min(1024, LOGITS // model.config.vocab_size), 1)
     for states, following in zip(torch.split(hidden[:-1], rows), torch.split(ids[1:], rows), strict=True):

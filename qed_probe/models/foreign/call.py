@@ -1,7 +1,7 @@
 """One call of a kernel, read: what a layer of another library fed its memory, by the flags of that very call."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,13 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Cal
         initial_state=None if state is None else state.detach().clone(),
         cu_seqlens=given.get("cu_seqlens"),
     )
+
+
+def without_pads(call: Call, keep: Tensor) -> Call:
+    """The tokens of all rows that ``keep`` ``[B, T]`` names, packed into one row: each row's are a sequence."""
+    tokens = {name: x[keep][None] for name in ("q", "k", "v", "g", "beta") if (x := getattr(call.tokens, name)) is not None}
+    ends = torch.nn.functional.pad(keep.sum(1).cumsum(0), (1, 0))
+    return replace(call, tokens=replace(call.tokens, **tokens), cu_seqlens=ends)
 
 
 def _unit(x: Tensor) -> Tensor:

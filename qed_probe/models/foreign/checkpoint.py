@@ -1,6 +1,7 @@
 """Load a checkpoint of transformers as a model that can be traced; what does not fit is said in one line."""
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,20 @@ class ForeignModel(nn.Module):
     def forward(self, tokens: Tensor, *, cache: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:  # noqa: ANN401
         """Hidden states ``[B, T, hidden]`` after the final norm, for ``tokens`` ``[B, T]`` int64.
 
-        ``cache`` continues from what it has seen and is updated in place. Raises InputError for ``cu_seqlens`` of more than one
-        sequence: not every family keeps packed ones apart.
+        ``cache`` continues from what it has seen and is updated in place. The sequences of ``cu_seqlens`` become rows, padded on
+        the left: not every family keeps packed ones apart.
         """
-        if cu_seqlens is not None and len(cu_seqlens) != 2:
-            raise InputError(f"cu_seqlens: expected one sequence a pass, found {len(cu_seqlens) - 1}")
+        if cu_seqlens is not None and len(cu_seqlens) > 2:
+            lengths = cu_seqlens.diff()
+            keep = torch.arange(-int(lengths.max()), 0, device=tokens.device) >= -lengths[:, None]
+            rows = tokens.new_zeros(keep.shape).masked_scatter(keep, tokens)
+            hidden = self._hidden(rows, attention_mask=keep.long())
+            return hidden[keep.to(hidden.device)][None]
+        return self._hidden(tokens) if cache is None else self._hidden(tokens, cache=cache, use_cache=True)
+
+    def _hidden(self, tokens: Tensor, **how: Any) -> Tensor:  # noqa: ANN401 - what the library's model takes
         with quiet():
-            carried = {} if cache is None else {"cache": cache}
-            found = self.inner.base_model(input_ids=tokens, use_cache=bool(carried), return_dict=True, **carried)
+            found = self.inner.base_model(input_ids=tokens, return_dict=True, **({"use_cache": False} | how))
         hidden: Tensor = found.last_hidden_state
         return hidden
 
@@ -67,6 +74,13 @@ class ForeignModel(nn.Module):
         return scores
 
     @property
+    def device(self) -> torch.device:
+        """Where tokens are given to it."""
+        embedding = self.inner.get_input_embeddings()
+        hook = getattr(embedding, "_hf_hook", None)
+        return torch.device(embedding.weight.device if hook is None else hook.execution_device)
+
+    @property
     def decay_dtype(self) -> str:
         """The dtype that A_log is computed with."""
         modules = [layer.module for layer in find_layers(self).values()]
@@ -74,12 +88,16 @@ class ForeignModel(nn.Module):
         return ", ".join(sorted(found))
 
 
-def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False) -> ForeignModel:
+def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, trust_remote_code: bool = False) -> ForeignModel:
     """Load a checkpoint in evaluation mode; local files only.
 
-    ``dtype`` is that of all weights but those that the library keeps in float32. Warns of an A_log that is rounded. Raises
-    CheckpointError as ``describe`` does, and where weights are missing, left over, of the wrong shape or quantised.
+    Without ``device``, its layers are spread over all GPUs and, where these are full, the CPU. ``dtype`` is that of all weights
+    but those that the library keeps in float32. Warns of an A_log that is rounded. Raises InputError if accelerate, which spreads
+    it, is not there, and CheckpointError as ``describe`` does, and where weights are missing, left over, of the wrong shape or
+    quantised.
     """
+    if device is None and find_spec("accelerate") is None:
+        raise InputError("device: expected the package accelerate for 'auto', found none: pip install 'qed-probe[hf]'")
     config = describe(directory, trust_remote_code=trust_remote_code)
     stored, auto = config.weights, auto_class(config.config, directory)
     with (
@@ -96,11 +114,12 @@ def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_rem
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            device_map="auto" if device is None else None,
         )
     _check(loading, directory)
     _check_values(inner, stored, directory)
     with enough_memory(f"{directory}: a model of this size"):
-        model = ForeignModel(inner.to(device), config).eval()
+        model = ForeignModel(inner if device is None else inner.to(device), config).eval()
     if model.decay_dtype != "float32":
         found = f"{model.decay_dtype} in the model and {stored.stored('A_log')} on disk"
         warnings.warn(f"{directory}: A_log, which every decay hangs on, is {found}", RoundedDecayWarning, stacklevel=2)
@@ -123,7 +142,7 @@ def _check_values(inner: nn.Module, stored: Weights, directory: Path) -> None:
     whole = [
         f"{stored.dtypes[name]} in {name}" for name, _ in inner.named_parameters() if stored.dtypes.get(name, "F32") not in DTYPES
     ]
-    bad = [f"NaN or infinity in {name}" for name, x in inner.named_parameters() if not x.isfinite().all()]
+    bad = [f"NaN or infinity in {name}" for name, x in inner.named_parameters() if not x.is_meta and not x.isfinite().all()]
     if whole or bad:
         raise CheckpointError(f"{directory}: expected finite floating-point weights, found {(whole + bad)[0]}")
 

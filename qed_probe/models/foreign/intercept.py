@@ -1,6 +1,6 @@
 """Look at the kernels' calls of a model that runs as it always does: its own kernels make its outputs."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock, local
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import Observation, run
-from qed_probe.models.foreign.call import Call, read_call
+from qed_probe.models.foreign.call import Call, read_call, without_pads
 from qed_probe.models.foreign.families import Layer
 
 Observer = Callable[[Layer, Call, Observation, Tensor], None]
-"""Called after a kernel's call with what was read of it, what was seen, and the kernel's own output ``[B, T, H, V]``."""
+"""Called after a kernel's call with what was read of it, what was seen, and the kernel's own output ``[B, T, H, V]``, which have
+no pads: where the layer was given a mask, its rows are packed into one."""
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[in
         for watch in watches:
             for namespace, name in watch.layer.kernels:
                 undo.callback(_release, namespace, name, _stand_in(namespace, name))
-            undo.enter_context(watch.layer.module.register_forward_pre_hook(watch.begin))
+            undo.enter_context(watch.layer.module.register_forward_pre_hook(watch.begin, with_kwargs=True))
             # The hook that was registered last comes first, so that passes end in the reverse of their order.
             undo.enter_context(watch.layer.module.register_forward_hook(watch.end, prepend=True, always_call=True))
         yield
@@ -51,10 +52,12 @@ class _Watch:
         self.layer, self.observer, self.states_at = layer, observer, states_at
         self.reached, self.silent = False, False
 
-    def begin(self, module: torch.nn.Module, args: object) -> None:
+    def begin(self, module: torch.nn.Module, args: object, kwargs: Mapping[str, Any]) -> None:
         # Inside a backward pass a layer runs again only because its activations were not kept.
         if torch._C._current_graph_task_id() == -1:
-            _passes().append(_Pass(self))
+            mask = kwargs.get("attention_mask")
+            padded = isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all()
+            _passes().append(_Pass(self, mask if padded else None))
 
     def end(self, module: torch.nn.Module, args: object, output: object) -> None:
         if _passes() and _passes()[-1].watch is self:
@@ -79,6 +82,7 @@ class _Watch:
 @dataclass
 class _Pass:
     watch: _Watch
+    mask: Tensor | None
     called: bool = False
 
 
@@ -94,10 +98,14 @@ class _Recorder:
         # Layers do not contain each other: these are all passes of one layer, one for each context.
         for each in _passes():
             each.called = True
-        watch = _passes()[-1].watch
+        watch, mask = _passes()[-1].watch, _passes()[-1].mask
         call = read_call(args, kwargs, f"layer {watch.layer.index} ({watch.layer.family.name})")
         result = self.kernel(*args, **kwargs)
-        watch.see(call, result[0])
+        if mask is None or call.cu_seqlens is not None:
+            watch.see(call, result[0])
+        else:
+            keep = mask.to(result[0].device, torch.bool)
+            watch.see(without_pads(call, keep), result[0][keep][None])
         return result
 
 
