@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks import peers
+from benchmarks import fla_functions
 from benchmarks.recurrence import make_tokens
 from qed_probe.kernels import MIXERS, Choice, Tokens, reference, run
 
@@ -80,13 +80,13 @@ def our_form(mixer: str, tokens: Tokens, record: bool, backend: Choice) -> Form:
     return Form(mixer, tokens, work, record, TOLERANCE[tokens.v.dtype])
 
 
-def peer_form(peer: peers.Peer, tokens: Tokens) -> Form:
+def peer_form(peer: fla_functions.Peer, tokens: Tokens) -> Form:
     """A function of flash-linear-attention."""
     call = peer.prepare(tokens)
     return Form(peer.mixer, tokens, lambda: {"y": call()}, record=False, tolerance=TOLERANCE_OF_PEERS)
 
 
-def forms_of(shape: tuple[int, int, int], dtype: torch.dtype, timed: dict[str, peers.Peer]) -> dict[str, Form]:
+def forms_of(shape: tuple[int, int, int], dtype: torch.dtype, timed: dict[str, fla_functions.Peer]) -> dict[str, Form]:
     """All forms to time at one shape, by name; the peers are the first to run."""
     tokens = {mixer: tokens_of(mixer, *shape, dtype) for mixer in {*TIMED, *(peer.mixer for peer in timed.values())}}
     backends: tuple[Choice, ...] = ("triton", "torch") if dtype == torch.float32 else ("triton",)
@@ -184,13 +184,13 @@ def main() -> int:
     parser.add_argument("--float32", action="store_true", help="ours in float32, beside the chunked PyTorch form")
     chosen = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
-    absent = "" if chosen.float32 else peers.absence()
+    absent = "" if chosen.float32 else fla_functions.absence()
     dtype = torch.float32 if chosen.float32 else torch.bfloat16
-    timed = {} if absent or chosen.float32 else peers.PEERS | (peers.BOUNDED if chosen.bounded else {})
+    timed = {} if absent or chosen.float32 else fla_functions.PEERS | (fla_functions.BOUNDED if chosen.bounded else {})
     if absent:
         print(absent)
     if timed:
-        peers.hasten_tuning()
+        fla_functions.hasten_tuning()
     before = torch.empty(2, 1 << 31, dtype=torch.uint8, device="cuda")
     copy, matrix = ceilings(before)
     print(f"copy {copy / 1e9:.2f} TB/s, bfloat16 product {matrix / 1e9:.0f} TFLOP/s; medians of {ROUNDS} rounds")
