@@ -165,6 +165,19 @@ def test_sixteen_bits_where_channels_decay_apart(dtype: torch.dtype, device: str
     compare("qed", replace(tokens, g=g.to(dtype)), ROUNDED, backend="triton", device=device)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits_read_what_has_long_decayed(dtype: torch.dtype, device: str) -> None:
+    T = 64 if device == "cuda" else 34
+    tokens = make_tokens("qed-nogate", T=T, H=1, decay=-1.0, gate=0.0, dtype=dtype)
+    assert tokens.lam is not None
+    tokens, state = replace(tokens, lam=tokens.lam * 0), torch.randn(1, 1, 8, 6, generator=torch.Generator().manual_seed(3))
+    expected = reference("qed-nogate", tokens, initial_state=state)
+    seen = run(MIXERS["qed-nogate"], place(tokens, device), record=True, initial_state=state.to(device), backend="triton")
+    for found, wanted in ((seen.y, expected.y), (seen.records["read"], expected.records["read"])):
+        for t in range(T):
+            assert error(found[:, t].cpu(), wanted[:, t]) < 2 * ROUNDED, t
+
+
 def test_nothing_depends_on_a_later_token_or_on_the_run(device: str) -> None:
     T, cuts = (150, (1, 31, 64, 100, 149)) if device == "cuda" else (20, (1, 17))
     tokens, later = (place(make_tokens("eda-qed", T=T, H=1, seed=seed), device) for seed in (0, 9))

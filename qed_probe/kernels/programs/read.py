@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from qed_probe.kernels.programs.rows import before, decay_rows, given_rows, note, product, row, sizes, token_rows
+from qed_probe.kernels.programs.rows import before, decay_rows, given_rows, note, product, row, scale, sizes, token_rows
 
 NOTES = (
     "residual_norm", "output_norm", "read_norm", "base_read_norm", "correction_norm", "correction_cosine",
@@ -35,7 +35,13 @@ def cosines(x, y, x_norm, y_norm):
 
 @triton.jit
 def _through(x, state, PRECISION: tl.constexpr):
-    """Rows times a state; of bfloat16 there are so few bits that those it drops are worth a product."""
+    """Rows times a state.
+
+    bfloat16 has so few bits that those it drops are worth a product, float16 so small a range that long decayed rows need a size.
+    """
+    if state.dtype == tl.float16:
+        size = scale(x)[:, None]
+        return product((x * (1 / size)).to(tl.float16), state, PRECISION) * size
     near = x.to(state.dtype)
     found = product(near, state, PRECISION)
     if state.dtype == tl.bfloat16:
