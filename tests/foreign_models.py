@@ -1,7 +1,10 @@
 """Tiny random models of other libraries, with lively gates."""
 
+import importlib.metadata
+import importlib.util
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -92,10 +95,18 @@ WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen4
 """Models of text and pictures, and the tables of their text models."""
 
 
+def is_since(*version: int) -> bool:
+    """Whether transformers is there in this version or a later one."""
+    found = importlib.metadata.version("transformers") if importlib.util.find_spec("transformers") else "0.0"
+    return tuple(int(part) for part in found.split(".")[:2]) >= version
+
+
 def tiny(model_type: str, **changes: Any) -> Any:  # noqa: ANN401 - a class of transformers
     """A model of this type in float32, with lively gates."""
     import transformers
 
+    if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     torch.manual_seed(0)
     sizes = SIZES | MODELS[WRAPPERS.get(model_type, model_type)] | changes
     if model_type in WRAPPERS:

@@ -20,7 +20,7 @@ from tests.foreign_models import MODELS, WRAPPERS, tiny
 from tests.recurrences import error
 from tests.test_tracing import of_prompt
 
-transformers = pytest.importorskip("transformers", minversion="5.24")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore:.*A_log:qed_probe.models.foreign.checkpoint.RoundedDecayWarning")
 STORED = 1e-5

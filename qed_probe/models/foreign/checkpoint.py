@@ -1,7 +1,9 @@
 """Load a checkpoint of transformers as a model that can be traced; what does not fit is said in one line."""
 
 import warnings
+from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,19 @@ from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
 from qed_probe.models.foreign.families import find_layers
-from qed_probe.models.foreign.library import auto_class, quiet, refusals, transformers
+from qed_probe.models.foreign.library import auto_class, quiet, refusals
 from qed_probe.models.foreign.weights import DTYPES, Weights
 
 
 class RoundedDecayWarning(UserWarning):
     """A model's A_log, whose exponential every log decay is a multiple of, has fewer bits than float32."""
+
+
+@dataclass
+class ForeignCache:
+    """What a model of transformers carries from call to call, of a class of its own: its first call makes it."""
+
+    inner: Any = None
 
 
 class ForeignModel(nn.Module):
@@ -44,11 +53,11 @@ class ForeignModel(nn.Module):
         """λ of every layer that owns a memory, by layer, ``[H]``: 0, as none adds a direction."""
         return {layer: torch.zeros(self.config.heads) for layer in self.config.layers}
 
-    def new_cache(self, batch: int) -> Any:  # noqa: ANN401 - of the library
+    def new_cache(self, batch: int) -> ForeignCache:
         """A cache in which nothing has been seen; it takes any number of sequences."""
-        return transformers(self.config.directory).DynamicCache(config=self.inner.config)
+        return ForeignCache()
 
-    def forward(self, tokens: Tensor, *, cache: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:  # noqa: ANN401
+    def forward(self, tokens: Tensor, *, cache: ForeignCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Hidden states ``[B, T, hidden]`` after the final norm, for ``tokens`` ``[B, T]`` int64.
 
         ``cache`` continues from what it has seen and is updated in place. The sequences of ``cu_seqlens`` become rows, padded on
@@ -60,11 +69,16 @@ class ForeignModel(nn.Module):
             rows = tokens.new_zeros(keep.shape).masked_scatter(keep, tokens)
             hidden = self._hidden(rows, attention_mask=keep.long())
             return hidden[keep.to(hidden.device)][None]
-        return self._hidden(tokens) if cache is None else self._hidden(tokens, cache=cache, use_cache=True)
+        return self._hidden(tokens, cache)
 
-    def _hidden(self, tokens: Tensor, **how: Any) -> Tensor:  # noqa: ANN401 - what the library's model takes
+    def _hidden(self, tokens: Tensor, cache: ForeignCache | None = None, **how: Tensor) -> Tensor:
+        model = self.inner.base_model
+        if cache is not None and cache.inner is not None:
+            how["cache" if "cache" in signature(model.forward).parameters else "past_key_values"] = cache.inner
         with quiet():
-            found = self.inner.base_model(input_ids=tokens, return_dict=True, **({"use_cache": False} | how))
+            found = model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **how)
+        if cache is not None:
+            cache.inner = found.get("cache", found.get("past_key_values"))
         hidden: Tensor = found.last_hidden_state
         return hidden
 

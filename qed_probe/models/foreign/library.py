@@ -12,7 +12,7 @@ from torch import nn
 
 from qed_probe.errors import CheckpointError, QedProbeError
 
-OLDEST = (5, 24)
+OLDEST = (4, 57)
 """The oldest version whose checkpoints have been verified."""
 
 
