@@ -1,5 +1,8 @@
 """Tiny random models of other libraries, with lively gates."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,8 +95,22 @@ WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen4
 """Models of text and pictures, and the tables of their text models."""
 
 
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Hide flash-linear-attention, whose kernels transformers would take for its own as a model's code is first imported."""
+    hidden = sys.modules.get("fla")
+    sys.modules["fla"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["fla"]
+        if hidden is not None:
+            sys.modules["fla"] = hidden
+
+
+@own_kernels()
 def tiny(model_type: str, **changes: Any) -> Any:  # noqa: ANN401 - a class of transformers
-    """A model of this type in float32, with lively gates."""
+    """A model of this type in float32, with lively gates; it runs on a CPU."""
     import transformers
 
     torch.manual_seed(0)

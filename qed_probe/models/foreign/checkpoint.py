@@ -1,6 +1,8 @@
-"""Load a checkpoint of transformers as a model that can be traced; what does not fit is said in one line."""
+"""Load a checkpoint of another library as a model that can be traced; what does not fit is said in one line."""
 
+import os
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
-from qed_probe.models.foreign.families import find_layers
+from qed_probe.models.foreign.families import FLA, find_layers
 from qed_probe.models.foreign.library import auto_class, quiet, refusals, transformers
 from qed_probe.models.foreign.weights import DTYPES, Weights
 
@@ -20,7 +22,7 @@ class RoundedDecayWarning(UserWarning):
 
 
 class ForeignModel(nn.Module):
-    """A language model of transformers, as a trace asks for it: one sequence a pass, logits from hidden states."""
+    """A language model of another library, as a trace asks for it: one sequence a pass, logits from hidden states."""
 
     packs = False
 
@@ -36,8 +38,8 @@ class ForeignModel(nn.Module):
 
     @property
     def scratch(self) -> int:
-        """KDA's kernel compares all channels' decays over all pairs of tokens in a chunk of 64, in three tensors at once."""
-        return 3 * 64 * self.config.key_dim if self.config.mixer == "kda" else 0
+        """The KDA of transformers compares all channels' decays in all pairs of a chunk of 64, in three tensors at once."""
+        return 3 * 64 * self.config.key_dim if (self.config.library, self.config.mixer) == ("transformers", "kda") else 0
 
     def strengths(self) -> dict[int, Tensor]:
         """λ of every layer that owns a memory, by layer, ``[H]``: 0, as none adds a direction."""
@@ -45,6 +47,8 @@ class ForeignModel(nn.Module):
 
     def new_cache(self, batch: int) -> Any:  # noqa: ANN401 - of the library
         """A cache in which nothing has been seen; it takes any number of sequences."""
+        if self.config.library == FLA:
+            return import_module("fla.models.utils").Cache()
         return transformers(self.config.directory).DynamicCache(config=self.inner.config)
 
     def forward(self, tokens: Tensor, *, cache: Any = None, cu_seqlens: Tensor | None = None) -> Tensor:  # noqa: ANN401
@@ -56,7 +60,7 @@ class ForeignModel(nn.Module):
         if cu_seqlens is not None and len(cu_seqlens) != 2:
             raise InputError(f"cu_seqlens: expected one sequence a pass, found {len(cu_seqlens) - 1}")
         with quiet():
-            carried = {} if cache is None else {"cache": cache}
+            carried = {} if cache is None else {"past_key_values" if self.config.library == FLA else "cache": cache}
             found = self.inner.base_model(input_ids=tokens, use_cache=bool(carried), return_dict=True, **carried)
         hidden: Tensor = found.last_hidden_state
         return hidden
@@ -68,19 +72,22 @@ class ForeignModel(nn.Module):
 
     @property
     def decay_dtype(self) -> str:
-        """The dtype that A_log is computed with."""
+        """The dtype that A_log is computed with, ``none`` where there is none."""
         modules = [layer.module for layer in find_layers(self).values()]
         found = {_name(p.dtype) for module in modules for name, p in module.named_parameters() if name.endswith("A_log")}
-        return ", ".join(sorted(found))
+        return ", ".join(sorted(found)) or "none"
 
 
 def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False) -> ForeignModel:
     """Load a checkpoint in evaluation mode; local files only.
 
     ``dtype`` is that of all weights but those that the library keeps in float32. Warns of an A_log that is rounded. Raises
-    CheckpointError as ``describe`` does, and where weights are missing, left over, of the wrong shape or quantised.
+    CheckpointError as ``describe`` does, and where weights are missing, left over, of the wrong shape or quantised; InputError
+    for a device that the library's kernels do not run on.
     """
     config = describe(directory, trust_remote_code=trust_remote_code)
+    if config.library == FLA:
+        _prepare_fla(config, device, dtype)
     stored, auto = config.weights, auto_class(config.config, directory)
     with (
         quiet(),
@@ -101,10 +108,21 @@ def load(directory: Path, *, device: torch.device, dtype: torch.dtype, trust_rem
     _check_values(inner, stored, directory)
     with enough_memory(f"{directory}: a model of this size"):
         model = ForeignModel(inner.to(device), config).eval()
-    if model.decay_dtype != "float32":
+    if model.decay_dtype not in ("none", "float32"):
         found = f"{model.decay_dtype} in the model and {stored.stored('A_log')} on disk"
         warnings.warn(f"{directory}: A_log, which every decay hangs on, is {found}", RoundedDecayWarning, stacklevel=2)
     return model
+
+
+def _prepare_fla(config: Description, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose kernels that run on this device, and compute in this dtype."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InputError(
+            f"{config.directory}: expected a GPU, which the kernels of {FLA} need: --device cuda; found --device cpu"
+        )
+    if dtype == torch.float32:
+        # The chunked kernels round products to TF32, or refuse float32; the token-by-token ones do neither.
+        config.config.attn_mode = "fused_recurrent"
 
 
 def _check(loading: dict[str, Any], directory: Path) -> None:

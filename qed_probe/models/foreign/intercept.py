@@ -1,5 +1,6 @@
 """Look at the kernels' calls of a model that runs as it always does: its own kernels make its outputs."""
 
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class _Watch:
                 cu_seqlens=call.cu_seqlens,
                 states_at=self.states_at,
             )
-        self.observer(self.layer, call, seen, output.detach())
+        self.observer(self.layer, call, seen, call.of_tokens(output.detach()))
 
 
 @dataclass
@@ -85,20 +86,34 @@ class _Pass:
 class _Recorder:
     """Stands in for a kernel, which it calls, and shows the call to whoever looks at the layer that is running."""
 
-    def __init__(self, kernel: Callable[..., Any]) -> None:
-        self.kernel, self.users = kernel, 0
+    def __init__(self, kernel: Callable[..., Any], name: str) -> None:
+        self.kernel, self.name, self.users = kernel, name, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the kernel's own arguments and results
         if not _passes():
-            return self.kernel(*args, **kwargs)
+            return self.run(*args, **kwargs)
         # Layers do not contain each other: these are all passes of one layer, one for each context.
         for each in _passes():
             each.called = True
         watch = _passes()[-1].watch
-        call = read_call(args, kwargs, f"layer {watch.layer.index} ({watch.layer.family.name})")
-        result = self.kernel(*args, **kwargs)
+        call = read_call(self.name, args, kwargs, watch.layer)
+        result = self.run(*args, **kwargs)
         watch.see(call, result[0])
         return result
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
+        return _runnable(self.kernel, args, kwargs)(*args, **kwargs)
+
+
+def _runnable(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The kernel; on a CPU, of a function of transformers, what it wraps, which needs no other library.
+
+    Where flash-linear-attention is installed, the function calls that one's kernel, which runs on no CPU. What it wraps takes
+    packed sequences for one, so these are left to the function, which refuses them.
+    """
+    cpu = any(isinstance(x, Tensor) and x.device.type == "cpu" for x in (*args, *kwargs.values()))
+    own = getattr(kernel, "__module__", "").startswith("transformers.") and kwargs.get("cu_seqlens") is None
+    return inspect.unwrap(kernel) if cpu and own else kernel
 
 
 # One recorder serves all contexts and models at once: a module's functions belong to every model of its class.
@@ -122,7 +137,7 @@ def _leave(watches: list[_Watch]) -> None:
 def _stand_in(namespace: dict[str, Any], name: str) -> _Recorder:
     with _changing:
         found = namespace[name]
-        recorder = found if isinstance(found, _Recorder) else _Recorder(found)
+        recorder = found if isinstance(found, _Recorder) else _Recorder(found, name)
         recorder.users += 1
         namespace[name] = recorder
     return recorder
