@@ -51,7 +51,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "rwkv7": ("rwkv7", {"head_dim": 16}),
 }
 """Two layers with a memory each, most without convolutions, which are slow to interpret; of ``gdn2`` there is only a layer."""
-ON_DISK = [name for name in MODELS if name != "gdn2"]
 
 
 class LayerAlone(nn.Module):
