@@ -91,6 +91,12 @@ def test_chunked_calls_with_and_without_a_state(name: str, device: str, chunked:
     assert records[2].initial_state is not None
 
 
+@pytest.mark.parametrize("T", [1, 2, 63, 65, 300])
+def test_lengths(T: int, device: str, chunked: torch.dtype) -> None:
+    records = captured(tiny("kda", device).to(chunked), some_tokens(device, 1, T))
+    assert [seen.output.shape[1] for seen in records] == [T, T]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_keep_their_bits(name: str, device: str, chunked: torch.dtype) -> None:
     model = tiny(name, device).to(chunked)
@@ -151,7 +157,7 @@ def test_what_is_not_understood_is_refused_by_name(device: str, monkeypatch: pyt
 
 def test_a_layer_without_a_number_is_named() -> None:
     layer = import_module("fla.layers").DeltaNet(hidden_size=32, num_heads=2)
-    with pytest.raises(InputError, match="expected a layer with its number in the model, found layer_idx None"), capture(layer):
+    with pytest.raises(InputError, match="expected a layer with its number, found layer_idx None"), capture(layer):
         pass
 
 

@@ -79,14 +79,14 @@ FAMILIES = (
 )
 _BY_LAYER = {family.layer: family for family in FAMILIES}
 _UNFIT = {
-    "comba.Comba": "it edits the memory as it was before the decay",
-    "deltaformer.DeltaFormerAttention": "its memory is all earlier tokens, read through a softmax",
-    "mesa_net.MesaNet": "it reads by solving a system with a second memory, of keys",
-    "mom.MomAttention": "it sends each token to some of several memories",
-    "momentum_deltanet.MomentumDeltaNet": "its edits pass through a second memory, of momentum",
-    "path_attn.PaTHAttention": "its edits turn the keys of a softmax attention, without a memory",
-    "precond_gated_deltanet.PrecondGatedDeltaNet": "its edits are preconditioned by a second memory",
-    "precond_kda.PrecondKDA": "its edits are preconditioned by a second memory",
+    "fla.layers.comba.Comba": "it edits the memory as it was before the decay",
+    "fla.layers.deltaformer.DeltaFormerAttention": "its memory is all earlier tokens, read through a softmax",
+    "fla.layers.mesa_net.MesaNet": "it reads by solving a system with a second memory, of keys",
+    "fla.layers.mom.MomAttention": "it sends each token to some of several memories",
+    "fla.layers.momentum_deltanet.MomentumDeltaNet": "its edits pass through a second memory, of momentum",
+    "fla.layers.path_attn.PaTHAttention": "its edits turn the keys of a softmax attention, without a memory",
+    "fla.layers.precond_gated_deltanet.PrecondGatedDeltaNet": "its edits are preconditioned by a second memory",
+    "fla.layers.precond_kda.PrecondKDA": "its edits are preconditioned by a second memory",
 }
 """Layers of flash-linear-attention that are near the delta rule and no case of the recurrence, and why."""
 
@@ -127,12 +127,12 @@ def find_layers(model: nn.Module) -> dict[int, Layer]:
     for path, module in model.named_modules():
         for cls in type(module).__mro__:
             name = f"{cls.__module__}.{cls.__qualname__}"
-            family, misfit = _BY_LAYER.get(name), _UNFIT.get(name.removeprefix("fla.layers."))
+            family, misfit = _BY_LAYER.get(name), _UNFIT.get(name)
             if misfit is not None:
-                raise InputError(f"{path}: expected a layer that the recurrence fits, found {cls.__name__}: {misfit}")
+                raise InputError(f"{path or 'model'}: expected a layer that the recurrence fits, found {cls.__name__}: {misfit}")
             if family is not None:
                 if module.layer_idx is None:
-                    raise InputError(f"{path}: expected a layer with its number in the model, found layer_idx None")
+                    raise InputError(f"{path or 'model'}: expected a layer with its number, found layer_idx None")
                 layer = Layer(int(module.layer_idx), module, family, tuple(_kernels(module, family, path)))
                 if layer.index in found:
                     raise InputError(f"expected one layer of each number, found a second layer {layer.index}: {path}")
