@@ -33,7 +33,7 @@ from qed_probe.tracing import run
 from qed_probe.tracing.plan import make_plan
 
 ROUNDS, TOLERANCE = 7, 1e-4
-LENGTH = {"cpu": 1024, "cuda": 8192}
+LENGTH = {"cpu": 1024, "cuda": 4096}
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -41,12 +41,12 @@ SIZES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     },
     "cuda": {
-        "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 8,
         "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
         "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     },
 }  # fmt: skip
-"""A tiny model with the memories of Qwen3.5-0.8B, and one of all its sizes but its vocabulary."""
+"""A tiny model with the memories of Qwen3.5-0.8B, and one of all its sizes but its depth and vocabulary."""
 Work = Callable[[Tensor], object]
 
 

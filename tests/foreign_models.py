@@ -2,6 +2,9 @@
 
 import importlib.metadata
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -101,8 +104,22 @@ def is_since(*version: int) -> bool:
     return tuple(int(part) for part in found.split(".")[:2]) >= version
 
 
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Hide flash-linear-attention, whose kernels transformers would take for its own as a model's code is first imported."""
+    hidden = sys.modules.get("fla")
+    sys.modules["fla"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["fla"]
+        if hidden is not None:
+            sys.modules["fla"] = hidden
+
+
+@own_kernels()
 def tiny(model_type: str, **changes: Any) -> Any:  # noqa: ANN401 - a class of transformers
-    """A model of this type in float32, with lively gates."""
+    """A model of this type in float32, with lively gates; it runs on a CPU."""
     import transformers
 
     if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:

@@ -32,7 +32,9 @@ def captured(model: nn.Module, *calls: Tensor, attention_mask: Tensor | None = N
     with torch.no_grad(), capture(model) as records:
         for tokens in calls:
             found = model(tokens, use_cache=len(calls) > 1, attention_mask=attention_mask, **carried)
-            carried = {name: found[name] for name in ("cache", "past_key_values") if found.get(name) is not None}
+            if len(calls) > 1:
+                name = "cache" if "cache" in found else "past_key_values"
+                carried = {name: found[name]}
     for seen in records:
         check_heads(seen, seed=0)
         check_layer(seen)

@@ -55,6 +55,13 @@ def of_prompt(ds: xr.Dataset, mixer: str, layer: int, begin: int, end: int, dire
     q, v = get("q"), get("v")
     assert q is not None
     assert v is not None
+    if mixer == "rwkv7":
+        a, g = get("a"), get("g")
+        assert a is not None
+        assert g is not None
+        kappa = a[..., 0, :] * g.exp()
+        rate = k[..., 0, :] / kappa
+        return Tokens(q=q, k=k[..., 1, :], v=v, g=g, removal_key=kappa, in_context_rate=rate, unit_key=False)
     return Tokens(
         q=q,
         k=k if several else k[..., main, :],

@@ -48,7 +48,7 @@ def _checkpoint(path: Path, trust: bool) -> Iterator[tuple[str, object]]:
 
 def _foreign(found: "Description") -> Iterator[tuple[str, object]]:
     """What is known of another library's checkpoint without its weights, and whether it can be traced."""
-    yield "family", f"{found.family} ({found.model} of transformers)"
+    yield "family", f"{found.family} ({found.model} of {found.library})"
     yield "mixer", found.mixer
     yield "layers", f"{len(found.layers)} of {found.depth}: {', '.join(map(str, found.layers))}"
     yield "heads", f"{found.heads}, of keys {found.key_heads}"
@@ -61,7 +61,7 @@ def _foreign(found: "Description") -> Iterator[tuple[str, object]]:
         yield "traceable", f"no: {error}"
     else:
         yield "dtype", stored.stored()
-        yield "A_log", stored.stored("A_log")
+        yield "A_log", stored.stored("A_log") or "none"
         yield "traceable", "yes, if loading finds every weight"
 
 

@@ -22,9 +22,8 @@ def choose(choice: Choice, tokens: Tokens, *, seen: bool, trained: bool) -> Back
     """The backend that runs these tokens, as ``checked`` returns them.
 
     ``seen`` says whether records or states are asked for, ``trained`` whether a gradient is. ``auto`` is Triton on a CUDA device
-    where it is there, takes these sizes, is the faster (values of 16 bits, or at most 64 channels: exact products are slow; or a
-    gradient) and is not asked for records and a gradient at once, else PyTorch. Raises InputError for a choice that is none or
-    cannot run.
+    where it is there, takes these sizes and is not asked for records and a gradient at once, else PyTorch. Raises InputError for
+    a choice that is none or cannot run.
     """
     if choice not in get_args(Choice):
         raise InputError(f"backend: expected one of {', '.join(get_args(Choice))}, found {choice!r}")
@@ -33,8 +32,7 @@ def choose(choice: Choice, tokens: Tokens, *, seen: bool, trained: bool) -> Back
     hindrance = _hindrance(tokens) or ("records and their gradient to be computed" if seen and trained else "")
     if choice == "triton" and hindrance:
         raise InputError(f"backend: expected triton, found {hindrance}")
-    quick = trained or tokens.v.dtype != torch.float32 or max(tokens.q.shape[-1], tokens.v.shape[-1]) <= 64
-    return "triton" if choice == "triton" or (tokens.q.device.type == "cuda" and quick and not hindrance) else "torch"
+    return "triton" if choice == "triton" or (tokens.q.device.type == "cuda" and not hindrance) else "torch"
 
 
 def trains(tokens: Tokens, initial_state: Tensor | None) -> bool:

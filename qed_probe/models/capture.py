@@ -50,7 +50,7 @@ def capture(
 ) -> Iterator[list[Captured]]:
     """Record every pass of these layers, all of them if None, while the context lasts; the logits keep their bits.
 
-    The model is one of this package or one of transformers with the layers of ``models.foreign.families``. ``sink`` is called as
+    The model is one of this package or one with the layers of ``models.foreign.families``. ``sink`` is called as
     each layer's pass ends; without one, the list that this yields fills. ``states_at`` are packed token indices whose states are
     kept. Raises InputError if the model has no such layer, if a layer calls its kernel with a flag that is not understood, or, on
     exit, if a layer's kernel was not seen.

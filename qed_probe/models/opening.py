@@ -1,5 +1,6 @@
-"""Open any checkpoint, one of this package or one of transformers: its ``config.json`` says which."""
+"""Open any checkpoint, one of this package or of another library: its ``config.json`` says which."""
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -85,9 +86,10 @@ def identity(checkpoint: str | Path | None, model: Model) -> dict[str, object]:
         "checkpoint_digest": native.digest(config.directory, config.weights.files),
         "family": config.family,
         "dtype_stored": config.weights.stored(),
-        "A_log_stored": config.weights.stored("A_log"),
+        "A_log_stored": config.weights.stored("A_log") or "none",
         "A_log_dtype": model.decay_dtype,
         "transformers": version("transformers"),
+        "flash_linear_attention": getattr(sys.modules.get("fla"), "__version__", "none"),
     }
 
 

@@ -1,5 +1,6 @@
-"""Load a checkpoint of transformers as a model that can be traced; what does not fit is said in one line."""
+"""Load a checkpoint of another library as a model that can be traced; what does not fit is said in one line."""
 
+import os
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
-from qed_probe.models.foreign.families import find_layers
+from qed_probe.models.foreign.families import FLA, find_layers
 from qed_probe.models.foreign.library import auto_class, quiet, refusals
 from qed_probe.models.foreign.weights import DTYPES, Weights
 
@@ -30,7 +31,7 @@ class ForeignCache:
 
 
 class ForeignModel(nn.Module):
-    """A language model of transformers, as a trace asks for it: one sequence a pass, logits from hidden states."""
+    """A language model of another library, as a trace asks for it: one sequence a pass, logits from hidden states."""
 
     packs = False
 
@@ -46,8 +47,8 @@ class ForeignModel(nn.Module):
 
     @property
     def scratch(self) -> int:
-        """KDA's kernel compares all channels' decays over all pairs of tokens in a chunk of 64, in three tensors at once."""
-        return 3 * 64 * self.config.key_dim if self.config.mixer == "kda" else 0
+        """The KDA of transformers compares all channels' decays in all pairs of a chunk of 64, in three tensors at once."""
+        return 3 * 64 * self.config.key_dim if (self.config.library, self.config.mixer) == ("transformers", "kda") else 0
 
     def strengths(self) -> dict[int, Tensor]:
         """λ of every layer that owns a memory, by layer, ``[H]``: 0, as none adds a direction."""
@@ -78,7 +79,7 @@ class ForeignModel(nn.Module):
         with quiet():
             found = model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **how)
         if cache is not None:
-            cache.inner = found.get("cache", found.get("past_key_values"))
+            cache.inner = found["cache" if "cache" in found else "past_key_values"]
         hidden: Tensor = found.last_hidden_state
         return hidden
 
@@ -96,10 +97,10 @@ class ForeignModel(nn.Module):
 
     @property
     def decay_dtype(self) -> str:
-        """The dtype that A_log is computed with."""
+        """The dtype that A_log is computed with, ``none`` where there is none."""
         modules = [layer.module for layer in find_layers(self).values()]
         found = {_name(p.dtype) for module in modules for name, p in module.named_parameters() if name.endswith("A_log")}
-        return ", ".join(sorted(found))
+        return ", ".join(sorted(found)) or "none"
 
 
 def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, trust_remote_code: bool = False) -> ForeignModel:
@@ -107,12 +108,14 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
 
     Without ``device``, its layers are spread over all GPUs and, where these are full, the CPU. ``dtype`` is that of all weights
     but those that the library keeps in float32. Warns of an A_log that is rounded. Raises InputError if accelerate, which spreads
-    it, is not there, and CheckpointError as ``describe`` does, and where weights are missing, left over, of the wrong shape or
-    quantised.
+    it, is not there, and for a device that the library's kernels do not run on; CheckpointError as ``describe`` does, and where
+    weights are missing, left over, of the wrong shape or quantised.
     """
     if device is None and find_spec("accelerate") is None:
         raise InputError("device: expected the package accelerate for 'auto', found none: pip install 'qed-probe[hf]'")
     config = describe(directory, trust_remote_code=trust_remote_code)
+    if config.library == FLA:
+        _prepare_fla(config, device, dtype)
     stored, auto = config.weights, auto_class(config.config, directory)
     with (
         quiet(),
@@ -134,10 +137,21 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
     _check_values(inner, stored, directory)
     with enough_memory(f"{directory}: a model of this size"):
         model = ForeignModel(inner if device is None else inner.to(device), config).eval()
-    if model.decay_dtype != "float32":
+    if model.decay_dtype not in ("none", "float32"):
         found = f"{model.decay_dtype} in the model and {stored.stored('A_log')} on disk"
         warnings.warn(f"{directory}: A_log, which every decay hangs on, is {found}", RoundedDecayWarning, stacklevel=2)
     return model
+
+
+def _prepare_fla(config: Description, device: torch.device | None, dtype: torch.dtype) -> None:
+    """Choose kernels that run on this device, and compute in this dtype."""
+    if device is not None and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InputError(
+            f"{config.directory}: expected a GPU, which the kernels of {FLA} need: --device cuda; found --device cpu"
+        )
+    if dtype == torch.float32:
+        # The chunked kernels round products to TF32, or refuse float32; the token-by-token ones do neither.
+        config.config.attn_mode = "fused_recurrent"
 
 
 def _check(loading: dict[str, Any], directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint of transformers holds, said without loading its weights."""
+"""What a checkpoint of another library holds, said without loading its weights."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +19,14 @@ ADAPTER = "adapter_config.json"
 class Description:
     """A checkpoint by its configuration: what the model that is built from it says of itself.
 
-    ``layers`` are the numbers, of ``depth``, of those that own a memory; ``heads`` are value heads, ``key_dim`` and ``value_dim``
-    the sizes of one head, ``gate_max`` the upper end of β's range. ``longest`` is the number of tokens that the model is made
-    for, None if it does not say. ``remote`` says whether the checkpoint's own code builds it; it has ``elements`` parameters.
+    ``library`` is the one that its layers with a memory come from; ``layers`` are their numbers, of ``depth``. ``heads`` are
+    value heads, ``key_dim`` and ``value_dim`` the sizes of one head, ``gate_max`` the upper end of β's range. ``longest`` is the
+    number of tokens that the model is made for, None if it does not say. ``remote`` says whether the checkpoint's own code
+    builds it; it has ``elements`` parameters.
     """
 
     directory: Path
+    library: str
     family: str
     model: str
     mixer: str
@@ -92,6 +94,7 @@ def describe(directory: Path, *, trust_remote_code: bool = False) -> Description
     family, text = next(iter(layers.values())).family, config.get_text_config()
     return Description(
         directory=directory,
+        library=family.library,
         family=family.name,
         model=type(model).__name__,
         mixer=family.mixer.name,

@@ -15,19 +15,25 @@ from qed_probe.kernels import MIXERS, Mixer
 class Family:
     """One model type of another library.
 
-    ``layer`` is its layer's class, with its module. The layer calls its kernels, one for many tokens and one for a single token,
-    as ``functions``: globals of that module. Before transformers 5.15 it called them as ``attributes`` of its own. ``sizes`` are
-    the layer's attributes that hold the number of key heads, of value heads, K and V.
+    ``layer`` is its layer's class, with its module. The layer calls its kernels, one for many tokens and one for few, as
+    ``functions``: globals of that module. Before transformers 5.15 it called them as ``attributes`` of its own. ``sizes`` are the
+    layer's attributes that hold the number of key heads, of value heads, K and V.
     """
 
     name: str
     layer: str
     mixer: Mixer
     functions: tuple[str, ...]
-    attributes: tuple[str, ...]
-    sizes: tuple[str, str, str, str]
+    attributes: tuple[str, ...] = ()
+    sizes: tuple[str, str, str, str] = ("num_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+
+    @property
+    def library(self) -> str:
+        """Whose layer it is."""
+        return FLA if self.layer.startswith("fla.") else "transformers"
 
 
+FLA = "flash-linear-attention"
 _GDN: dict[str, Any] = {
     "mixer": MIXERS["gdn"],
     "functions": ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
@@ -37,7 +43,6 @@ _GDN: dict[str, Any] = {
 _KDA: dict[str, Any] = {
     "mixer": MIXERS["kda"],
     "functions": ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
-    "attributes": (),
     "sizes": ("num_heads", "num_heads", "head_dim", "head_dim"),
 }
 
@@ -45,6 +50,13 @@ _KDA: dict[str, Any] = {
 def _transformers(name: str, layer: str, rule: dict[str, Any]) -> Family:
     return Family(name, f"transformers.models.{name}.modeling_{name}.{layer}", **rule)
 
+
+def _fla(name: str, layer: str, mixer: str, *functions: str, **sizes: tuple[str, str, str, str]) -> Family:
+    return Family(name, f"fla.layers.{name}.{layer}", MIXERS[mixer], functions, **sizes)
+
+
+_ALIKE = ("num_heads", "num_heads", "head_k_dim", "head_v_dim")
+_RWKV = ("num_heads", "num_heads", "head_dim", "head_v_dim")
 
 FAMILIES = (
     _transformers("qwen3_5", "Qwen3_5GatedDeltaNet", _GDN),
@@ -56,8 +68,27 @@ FAMILIES = (
     _transformers("kimi_linear", "KimiLinearDeltaAttention", _KDA),
     _transformers("glm5_next", "Glm5NextTextLinearAttention", _KDA),
     _transformers("bailing_hybrid", "BailingHybridDeltaAttention", _KDA),
+    _fla("gated_deltanet", "GatedDeltaNet", "gdn", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    _fla("kda", "KimiDeltaAttention", "kda", "chunk_kda", "fused_recurrent_kda"),
+    _fla("delta_net", "DeltaNet", "deltanet", "chunk_delta_rule", "fused_recurrent_delta_rule", sizes=_ALIKE),
+    _fla("gdn2", "GatedDeltaNet2", "gdn2", "chunk_gdn2", "fused_recurrent_gdn2"),
+    _fla(
+        "gated_deltaproduct", "GatedDeltaProduct", "deltaproduct", "chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"
+    ),
+    _fla("rwkv7", "RWKV7Attention", "rwkv7", "chunk_rwkv7", "fused_mul_recurrent_rwkv7", sizes=_RWKV),
 )
 _BY_LAYER = {family.layer: family for family in FAMILIES}
+_UNFIT = {
+    "fla.layers.comba.Comba": "it edits the memory as it was before the decay",
+    "fla.layers.deltaformer.DeltaFormerAttention": "its memory is all earlier tokens, read through a softmax",
+    "fla.layers.mesa_net.MesaNet": "it reads by solving a system with a second memory, of keys",
+    "fla.layers.mom.MomAttention": "it sends each token to some of several memories",
+    "fla.layers.momentum_deltanet.MomentumDeltaNet": "its edits pass through a second memory, of momentum",
+    "fla.layers.path_attn.PaTHAttention": "its edits turn the keys of a softmax attention, without a memory",
+    "fla.layers.precond_gated_deltanet.PrecondGatedDeltaNet": "its edits are preconditioned by a second memory",
+    "fla.layers.precond_kda.PrecondKDA": "its edits are preconditioned by a second memory",
+}
+"""Layers of flash-linear-attention that are near the delta rule and no case of the recurrence, and why."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +111,28 @@ class Layer:
         """The upper end of β's range: 2 in a layer that allows negative eigenvalues."""
         return 2.0 if getattr(self.module, "allow_neg_eigval", False) else 1.0
 
+    @property
+    def edits(self) -> int:
+        """The delta edits of a token."""
+        return int(getattr(self.module, "num_householder", 1))
+
 
 def find_layers(model: nn.Module) -> dict[int, Layer]:
     """The layers of a model that own a memory, by number.
 
-    Raises InputError if there are none, if two have one number, or if a layer's kernels are not where its family has them.
+    Raises InputError if there are none, if one has no number or two have the same, if a layer's kernels are not where its family
+    has them, or if a layer's memory does not fit the recurrence.
     """
     found: dict[int, Layer] = {}
     for path, module in model.named_modules():
         for cls in type(module).__mro__:
-            family = _BY_LAYER.get(f"{cls.__module__}.{cls.__qualname__}")
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            family, misfit = _BY_LAYER.get(name), _UNFIT.get(name)
+            if misfit is not None:
+                raise InputError(f"{path or 'model'}: expected a layer that the recurrence fits, found {cls.__name__}: {misfit}")
             if family is not None:
+                if module.layer_idx is None:
+                    raise InputError(f"{path or 'model'}: expected a layer with its number, found layer_idx None")
                 layer = Layer(int(module.layer_idx), module, family, tuple(_kernels(module, family, path)))
                 if layer.index in found:
                     raise InputError(f"expected one layer of each number, found a second layer {layer.index}: {path}")

@@ -1,5 +1,6 @@
 """Look at the kernels' calls of a model that runs as it always does: its own kernels make its outputs."""
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,24 +90,39 @@ class _Pass:
 class _Recorder:
     """Stands in for a kernel, which it calls, and shows the call to whoever looks at the layer that is running."""
 
-    def __init__(self, kernel: Callable[..., Any]) -> None:
-        self.kernel, self.users = kernel, 0
+    def __init__(self, kernel: Callable[..., Any], name: str) -> None:
+        self.kernel, self.name, self.users = kernel, name, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the kernel's own arguments and results
         if not _passes():
-            return self.kernel(*args, **kwargs)
+            return self.run(*args, **kwargs)
         # Layers do not contain each other: these are all passes of one layer, one for each context.
         for each in _passes():
             each.called = True
         watch, mask = _passes()[-1].watch, _passes()[-1].mask
-        call = read_call(args, kwargs, f"layer {watch.layer.index} ({watch.layer.family.name})")
-        result = self.kernel(*args, **kwargs)
+        call = read_call(self.name, args, kwargs, watch.layer)
+        result = self.run(*args, **kwargs)
+        output = call.of_tokens(result[0])
         if mask is None or call.cu_seqlens is not None:
-            watch.see(call, result[0])
+            watch.see(call, output)
         else:
-            keep = mask.to(result[0].device, torch.bool)
-            watch.see(without_pads(call, keep), result[0][keep][None])
+            keep = mask.to(output.device, torch.bool)
+            watch.see(without_pads(call, keep), output[keep][None])
         return result
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above
+        return _runnable(self.kernel, args, kwargs)(*args, **kwargs)
+
+
+def _runnable(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The kernel; on a CPU, of a function of transformers, what it wraps, which needs no other library.
+
+    Where flash-linear-attention is installed, the function calls that one's kernel, which runs on no CPU. What it wraps takes
+    packed sequences for one, so these are left to the function, which refuses them.
+    """
+    cpu = any(isinstance(x, Tensor) and x.device.type == "cpu" for x in (*args, *kwargs.values()))
+    own = getattr(kernel, "__module__", "").startswith("transformers.") and kwargs.get("cu_seqlens") is None
+    return inspect.unwrap(kernel) if cpu and own else kernel
 
 
 # One recorder serves all contexts and models at once: a module's functions belong to every model of its class.
@@ -130,7 +146,7 @@ def _leave(watches: list[_Watch]) -> None:
 def _stand_in(namespace: dict[str, Any], name: str) -> _Recorder:
     with _changing:
         found = namespace[name]
-        recorder = found if isinstance(found, _Recorder) else _Recorder(found)
+        recorder = found if isinstance(found, _Recorder) else _Recorder(found, name)
         recorder.users += 1
         namespace[name] = recorder
     return recorder

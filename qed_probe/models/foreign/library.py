@@ -1,4 +1,4 @@
-"""The one door to transformers: imported when a checkpoint of it is opened, kept quiet, its refusals told in one line."""
+"""The one door to other libraries: imported when a checkpoint of theirs is opened, kept quiet, refusals told in one line."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from qed_probe.errors import CheckpointError, QedProbeError
+from qed_probe.models.foreign.families import FLA
 
 OLDEST = (4, 57)
 """The oldest version whose checkpoints have been verified."""
@@ -26,6 +27,15 @@ def transformers(directory: Path) -> Any:  # noqa: ANN401 - the library
     if tuple(int(part) for part in library.__version__.split(".")[:2]) < OLDEST:
         raise CheckpointError(f"{expected}, found {library.__version__}")
     return library
+
+
+def fla() -> Any:  # noqa: ANN401 - the library
+    """flash-linear-attention, which adds its models to those of transformers as it is imported; None if it is not there."""
+    try:
+        with quiet():
+            return import_module("fla")
+    except ImportError:
+        return None
 
 
 @contextmanager
@@ -57,16 +67,20 @@ def refusals(directory: Path, expected: str) -> Iterator[None]:
 
 
 def read_config(directory: Path, model_type: str, *, code: bool, trust_remote_code: bool) -> Any:  # noqa: ANN401 - of the library
-    """The configuration as the library reads it; its own code is run only where the library does not know the model type.
+    """The configuration as the library reads it; the checkpoint's own code is run only where no library knows the model type.
 
     ``code`` says whether the checkpoint brings code. Raises CheckpointError.
     """
     library = transformers(directory)
-    known = model_type in import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    types = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    # Once it is imported, transformers knows the model types of flash-linear-attention too.
+    other = None if model_type in types else fla()
+    known = model_type in types
     if not known and not (code and trust_remote_code):
-        found = f"{model_type!r}, which transformers {library.__version__} does not know"
+        found = f"{model_type!r}, which transformers {library.__version__} does not know, nor {FLA}"
+        found += f" {other.__version__}" if other else ", which is not there: pip install 'qed-probe[fla]'"
         found += "; it comes with code of its own, which --trust-remote-code runs" if code else ""
-        raise CheckpointError(f"{directory}: expected a model type of transformers, found {found}")
+        raise CheckpointError(f"{directory}: expected a model type of transformers or {FLA}, found {found}")
     with quiet(), refusals(directory, "a configuration that transformers can read"):
         return library.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=not known)
 
