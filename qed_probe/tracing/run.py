@@ -151,7 +151,7 @@ def _write(captured: Captured, layout: Layout, store: Writer, begin: int) -> Non
         if name == "state_norm":
             store.write_marks(name, _numpy(x[:marks]), layer=captured.layer, start=begin)
         elif name in layout.names:
-            store.write(name, _numpy(x[0]), layer=captured.layer, start=begin)
+            store.write(name, _stored(x[0], layout.rows[name].dtype), layer=captured.layer, start=begin)
     states = captured.observation.states
     if len(states):
         store.write_marks("states/state", _numpy(states), layer=captured.layer, start=begin)
@@ -171,6 +171,12 @@ def _likelihood(
     likelihood = _numpy(torch.cat(nll))
     likelihood[starts] = math.nan
     return likelihood, torch.cat(hit).cpu().numpy()
+
+
+def _stored(x: Tensor, dtype: str) -> NDArray[np.floating]:
+    # NumPy takes a hundred times as long to round to float16; what is beyond its range is left to the writer, which says where.
+    half = x.half() if dtype == "float16" else x
+    return half.cpu().numpy() if dtype == "float16" and half.isfinite().all() else _numpy(x)
 
 
 def _numpy(x: Tensor) -> NDArray[np.float32]:
