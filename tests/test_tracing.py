@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ STORED = 1e-4
 def make_checkpoint(directory: Path, mixer: str, seed: int = 0) -> Path:
     """A tiny random model whose gates and strengths are lively."""
     torch.manual_seed(seed)
-    sizes = {"hidden": 24, "layers": 2, "heads": 2, "key_dim": 12, "value_dim": 8, "ffn": 32}
+    sizes: dict[str, Any] = {"hidden": 24, "layers": 2, "heads": 2, "key_dim": 12, "value_dim": 8, "ffn": 32}
     model = qp.LanguageModel(qp.ModelConfig(mixer=mixer, vocab_size=256, tokenizer="bytes", **sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -14,7 +14,7 @@ from qed_probe.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from qed_probe.models.foreign.description import Description
 
-Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="A store or a checkpoint's directory.")]
+Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="A store or a checkpoint.")]
 
 
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
@@ -66,4 +66,4 @@ def _foreign(found: "Description") -> Iterator[tuple[str, object]]:
 
 
 def _size(path: Path) -> str:
-    return screen.size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+    return screen.size(sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()))

@@ -1,4 +1,7 @@
-"""A checkpoint is a directory with ``config.json`` and ``model.safetensors``; what is wrong with one is said in one line."""
+"""A checkpoint is a directory with ``config.json`` and ``model.safetensors``; what is wrong with one is said in one line.
+
+A file of GDN-2's own training code is read as well, as ``lit_gpt`` says.
+"""
 
 import hashlib
 import json
@@ -16,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from qed_probe.errors import CheckpointError, InputError
+from qed_probe.models import lit_gpt
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import enough_memory
 from qed_probe.models.language import LanguageModel
@@ -62,14 +66,8 @@ def load(
     """
     directory = _path(directory)
     config = read_config(directory)
-    path = directory / WEIGHTS
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no {WEIGHTS}")
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
-    with enough_memory(f"{path.parent}: a model of this size"):
+    path, found = _read_weights(directory)
+    with enough_memory(f"{directory}: a model of this size"):
         model = _without_storage(config)
     wanted = model.to(dtype).state_dict()
     _check(found, wanted, path)
@@ -77,8 +75,23 @@ def load(
     return model.eval()
 
 
+def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file of the weights, and what is in it."""
+    if directory.suffix == lit_gpt.SUFFIX:
+        return directory, lit_gpt.read_weights(directory)
+    path = directory / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no {WEIGHTS}")
+    try:
+        return path, load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
+
+
 def read_config(directory: str | Path | None = None) -> ModelConfig:
     """The model's configuration, without its weights; raises CheckpointError."""
+    if _path(directory).suffix == lit_gpt.SUFFIX:
+        return lit_gpt.read_config(_path(directory))
     path = _path(directory) / CONFIG
     try:
         return ModelConfig.from_dict(_section(path, "model"))
@@ -88,6 +101,8 @@ def read_config(directory: str | Path | None = None) -> ModelConfig:
 
 def read_provenance(directory: str | Path | None = None) -> dict[str, Any]:
     """What ``save`` was told of how the model was made; raises CheckpointError."""
+    if _path(directory).suffix == lit_gpt.SUFFIX:
+        return {}
     return _section(_path(directory) / CONFIG, "provenance")
 
 
@@ -95,7 +110,7 @@ def digest(directory: str | Path | None = None, weights: Sequence[str] = (WEIGHT
     """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by the files of its weights."""
     directory = _path(directory)
     total = hashlib.sha256()
-    for name in (CONFIG, *weights):
+    for name in ("",) if directory.suffix == lit_gpt.SUFFIX else (CONFIG, *weights):
         try:
             with (directory / name).open("rb") as file:
                 while block := file.read(1 << 20):

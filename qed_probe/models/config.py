@@ -12,6 +12,7 @@ NATIVE = tuple(name for name in MIXERS if name != "rwkv7")
 """The mixers that a LanguageModel can be built with; rwkv7 is only ever captured."""
 
 TOKENIZERS = ("bytes", "none")
+OUTPUT_GATES = ("sigmoid", "silu")
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class ModelConfig:
     """Everything that fixes a LanguageModel but its weights.
 
     ``key_dim`` and ``value_dim`` are sizes of one head, ``address_rank`` is EDA's rank a head, ``conv`` the width of the short
-    convolutions, ``edits`` the delta edits a token (deltaproduct only), ``gate_max`` the upper end of the erase gates' range, and
-    ``lower_bound`` the safe gate's ℓ. Raises InputError if a value cannot be used.
+    convolutions, ``edits`` the delta edits a token (deltaproduct only), ``gate_max`` the upper end of the erase gates' range,
+    ``lower_bound`` the safe gate's ℓ, and ``unit_eps`` what is added to a key's square before it is normalised. The scores of the
+    next token come through the embedding if ``tied``. Raises InputError if a value cannot be used.
     """
 
     mixer: str
@@ -39,12 +41,19 @@ class ModelConfig:
     edits: int = 2
     gate_max: float = 1.0
     norm_eps: float = 1e-6
+    unit_eps: float = 1e-12
+    output_gate: str = "sigmoid"
+    tied: bool = True
 
     def __post_init__(self) -> None:
         if self.mixer not in NATIVE:
             raise InputError(f"mixer: expected one of {', '.join(NATIVE)}, found {self.mixer!r}")
         if self.tokenizer not in TOKENIZERS:
             raise InputError(f"tokenizer: expected one of {', '.join(TOKENIZERS)}, found {self.tokenizer!r}")
+        if self.output_gate not in OUTPUT_GATES:
+            raise InputError(f"output_gate: expected one of {', '.join(OUTPUT_GATES)}, found {self.output_gate!r}")
+        if type(self.tied) is not bool:
+            raise InputError(f"tied: expected true or false, found {self.tied!r}")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is int and not (type(value) is int and value >= 1):
@@ -56,6 +65,7 @@ class ModelConfig:
             ("lower_bound", self.lower_bound < 0, "less than 0"),
             ("gate_max", 0 < self.gate_max <= 2, "in (0, 2]"),
             ("norm_eps", self.norm_eps > 0, "more than 0"),
+            ("unit_eps", self.unit_eps > 0, "more than 0"),
             ("vocab_size", self.tokenizer != "bytes" or self.vocab_size == 256, "256, as the tokenizer is bytes"),
         )
         for name, holds, expected in ranges:

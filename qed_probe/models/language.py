@@ -1,4 +1,4 @@
-"""A small decoder language model: embedding, blocks of a delta-rule mixer and a SwiGLU, tied output."""
+"""A small decoder language model: embedding, blocks of a delta-rule mixer and a SwiGLU, output."""
 
 from dataclasses import dataclass
 
@@ -48,6 +48,8 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
+        if not config.tied:
+            self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -97,5 +99,5 @@ class LanguageModel(nn.Module):
         return y
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores ``[..., vocab]`` of the next token, through the tied embedding."""
-        return F.linear(hidden, self.embed.weight)
+        """Scores ``[..., vocab]`` of the next token, through the embedding where that is tied."""
+        return F.linear(hidden, self.embed.weight if self.config.tied else self.head.weight)

@@ -114,7 +114,7 @@ class DeltaMixer(nn.Module):
     def forward(self, x: Tensor, memory: Memory | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix ``x`` ``[B, T, hidden]`` through the memory, which is updated in place, to ``[B, T, hidden]``.
 
-        o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ sigmoid(g_proj x)).
+        o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ gate(g_proj x)), the gate a sigmoid or SiLU.
         """
         initial_state = None if memory is None else memory.state
         tokens = self._tokens(x, *self._convolve(x, memory, cu_seqlens))
@@ -134,7 +134,7 @@ class DeltaMixer(nn.Module):
         o = (self.scale * seen.y).to(tokens.v.dtype)
         if self.observer is not None:
             self.observer(seen, o, initial_state, cu_seqlens)
-        gate = torch.sigmoid(self.g_proj(x)).view_as(o)
+        gate = (F.silu if self.config.output_gate == "silu" else torch.sigmoid)(self.g_proj(x)).view_as(o)
         y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
         return y
 
@@ -160,9 +160,9 @@ class DeltaMixer(nn.Module):
         config, kind = self.config, self.kind
         heads = (*x.shape[:2], config.heads)
         several = (self.edits,) if config.mixer == "deltaproduct" else ()
-        k = _unit(k.view(*heads, *several, config.key_dim))
+        k = _unit(k.view(*heads, *several, config.key_dim), config.unit_eps)
         return Tokens(
-            q=_unit(q.view(*heads, config.key_dim)),
+            q=_unit(q.view(*heads, config.key_dim), config.unit_eps),
             k=k,
             v=v.view(*heads, *several, config.value_dim),
             g=None if kind.decay == "none" else self._log_decay(x),
@@ -188,13 +188,13 @@ class DeltaMixer(nn.Module):
             return k
         if self.kind.address == "random":
             return self.random_address.to(k.dtype).expand_as(k)
-        return _unit(self.e_proj(x))
+        return _unit(self.e_proj(x), self.config.unit_eps)
 
 
-def _unit(x: Tensor) -> Tensor:
-    # x / √(‖x‖² + 1e-12) by the norm that divides by the mean's root.
+def _unit(x: Tensor, eps: float) -> Tensor:
+    # x / √(‖x‖² + eps) by the norm that divides by the mean's root.
     size = x.shape[-1]
-    return normalise(x, torch.full((size,), size**-0.5, device=x.device), 1e-12 / size, x.dtype)
+    return normalise(x, torch.full((size,), size**-0.5, device=x.device), eps / size, x.dtype)
 
 
 def _at_least_float32(before: Tensor, after: Tensor) -> Tensor:

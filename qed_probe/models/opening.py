@@ -9,6 +9,7 @@ import torch
 from qed_probe.errors import InputError
 from qed_probe.kernels import Choice
 from qed_probe.models import checkpoint as native
+from qed_probe.models import lit_gpt
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.foreign import checkpoint as foreign
 from qed_probe.models.foreign import description
@@ -95,7 +96,7 @@ def identity(checkpoint: str | Path | None, model: Model) -> dict[str, object]:
 
 def _foreign(checkpoint: str | Path | None) -> Path | None:
     """The directory, if it is not one of this package's."""
-    if checkpoint is None:
+    if checkpoint is None or Path(checkpoint).suffix == lit_gpt.SUFFIX:
         return None
     content = native.read_json(Path(checkpoint))
     return Path(checkpoint) if "model_type" in content and "format" not in content else None
