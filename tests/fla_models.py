@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gdn2": ("gdn2", {"head_dim": 32, "expand_v": 0.5, "num_heads": 1, "num_v_heads": 2, "allow_neg_eigval": True}),
     "gated_deltaproduct": ("gated_deltaproduct", {"head_dim": 16, "expand_v": 0.5, "use_forget_gate": True}),
     "gated_deltaproduct, no decay": ("gated_deltaproduct", {"head_dim": 16, "expand_v": 1, "num_heads": 1, "num_householder": 3}),
+    "comba": ("comba", {"head_dim": 16, "expand_v": 0.5, "num_heads": 1, "num_v_heads": 2}),
     "rwkv7": ("rwkv7", {"head_dim": 16}),
 }
 """Two layers with a memory each, most without convolutions, which are slow to interpret; of ``gdn2`` there is only a layer."""

@@ -66,6 +66,19 @@ def _gated_delta_product(x: Given, state: Tensor | None) -> tuple[Tensor, Tensor
     return found
 
 
+def _comba(x: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    # Its own loop over tokens reads the memory after the decay; its programs read it before.
+    H = x["v"].shape[2]
+    q, k, p = (_unit(x[name]).repeat_interleave(H // x[name].shape[2], 2) for name in "qkp")
+    S = q.new_zeros(len(q), H, q.shape[-1], x["v"].shape[-1]) if state is None else state
+    rows = []
+    for t in range(q.shape[1]):
+        wrote = x["beta"][:, t, :, None] * (x["v"][:, t] - torch.einsum("bhk,bhkv->bhv", p[:, t], S))
+        S = x["g"][:, t, :, None, None].exp() * S + k[:, t, :, :, None] * wrote[:, :, None]
+        rows.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[-1] ** -0.5)
+    return torch.stack(rows, 1), S
+
+
 def _rwkv7(x: Given, state: Tensor | None) -> tuple[Tensor, Tensor]:
     from fla.ops.generalized_delta_rule.dplr.naive import dplr_recurrence as loop
 
@@ -79,6 +92,7 @@ LOOPS = {
     "chunk_delta_rule": _delta_rule,
     "chunk_gdn2": _gdn2,
     "chunk_gated_delta_product": _gated_delta_product,
+    "chunk_comba": _comba,
     "chunk_rwkv7": _rwkv7,
 }
 

@@ -36,6 +36,7 @@ ALL = (
         ("qed-noproj", 2, -0.5, -2, 1.125),
         ("qed-noproj", 1, 3, -3, 3),
         ("linear", 1, 0, 1, 1),
+        ("comba", 1, 0, -np.inf, 1),
     ],
 )
 def test_bounds_are_those_of_the_papers(mixer: str, gate_max: float, lam: float, low: float, high: float) -> None:

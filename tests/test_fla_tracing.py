@@ -96,7 +96,6 @@ def test_info_says_what_it_is(device: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 UNFIT: dict[str, dict[str, Any]] = {
-    "comba": {"head_dim": 16},
     "deltaformer": {},
     "mesa_net": {"head_dim": 16},
     "mom": {"head_dim": 16},

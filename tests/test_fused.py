@@ -66,7 +66,7 @@ def test_rwkv7_with_fewer_removal_keys_and_decays_beyond_float16(device: str) ->
     tokens = replace(tokens, g=tokens.g * 0 - 12, removal_key=tokens.removal_key[:, :, :1])
     y, expected = (run(MIXERS["rwkv7"], tokens, backend=backend).y for backend in ("triton", "torch"))
     assert error(y, expected) < ROUNDED
-    with pytest.raises(InputError, match=r"rwkv7: expected log decays whose exp\(-g\) is finite, found one of -inf"):
+    with pytest.raises(InputError, match=r"before its decay: expected log decays whose exp\(-g\) is finite, found one of -inf"):
         run(MIXERS["rwkv7"], replace(tokens, g=y.new_full(y.shape, -torch.inf)[..., :1]), backend="triton")
 
 

@@ -17,6 +17,8 @@ def eigenvalue_bounds(mixer: str, gate_max: float, strength: float) -> tuple[flo
       channels where b_i = B and s = ‖k_I‖, the sum over I lies in [s² − λs, s² + λs] (Cauchy–Schwarz, ‖q_I‖ ≤ 1). It is at most
       1 + λ, and at least −λ²/4, at s = λ/2 (1 − λ at s = 1 if λ > 2): e in (1 − B(1 + λ), 1 + Bλ²/4);
     - ``linear``: a = 0 and e = 1;
+    - ``comba``: what reads before the decay has gates of any size here, (−∞, 1); of the whole step, decay and edit, the
+      eigenvalue e·exp g is exp g − β‖k‖², in (−1, 1);
     - ``rwkv7``: e = 1 − Σ κ_i² η_i exp(−g_i) with rates in (0, B) and its own decay g > −exp(−½) gives (1 − B exp(exp(−½)), 1).
 
     A gate that saturates in floating point reaches the ends, and a rounded key (‖k‖ ≠ 1) can pass them. Raises InputError for an
@@ -27,6 +29,8 @@ def eigenvalue_bounds(mixer: str, gate_max: float, strength: float) -> tuple[flo
     row, size = MIXERS[mixer], abs(strength)
     if row.gate == "none":
         return 1.0, 1.0
+    if mixer == "comba":
+        return -math.inf, 1.0
     if row.gate == "in-context":
         return 1 - gate_max * math.exp(math.exp(-0.5)), 1.0
     if row.direction is None or row.direction.projected:

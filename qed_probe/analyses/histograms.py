@@ -55,7 +55,8 @@ def eigenvalues(ds: xr.Dataset) -> xr.Dataset:
     strength = np.abs(ds["lambda"].transpose("layer", "head").values).max(1) if "lambda" in ds else np.zeros(ds.sizes["layer"])
     gate_max = float(ds.attrs["gate_max"])
     low, high = np.array([eigenvalue_bounds(ds.attrs["mixer"], gate_max, float(x)) for x in strength]).T
-    first = np.floor((min(low.min(), 0) - MARGIN) / WIDTH + 1e-9)
+    lowest = min(low.min(), 0) if np.isfinite(low).all() else -1
+    first = np.floor((lowest - MARGIN) / WIDTH + 1e-9)
     edges = np.arange(first, np.ceil((high.max() + MARGIN) / WIDTH - 1e-9) + 1) * WIDTH
     edges += WIDTH / 2 * (low.min() == high.max())
     others = _other_edits(ds)

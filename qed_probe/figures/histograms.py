@@ -1,5 +1,6 @@
 """Figures of distributions; they take what ``analyses.histograms`` returns."""
 
+import math
 from itertools import cycle
 
 import numpy as np
@@ -48,10 +49,11 @@ def draw_eigenvalues(ds: xr.Dataset) -> Figure:
 
 def _draw_bounds(top: Axes, rows: Axes, ds: xr.Dataset) -> None:
     low, high = float(ds["low"].min()), float(ds["high"].max())
-    for end in (low, high):
+    for end in filter(math.isfinite, (low, high)):
         top.axvline(end, color=style.VERMILION, linestyle="--")
     place = np.arange(ds.sizes["layer"])
     for ends in (ds["low"].values, ds["high"].values):
+        ends = np.where(np.isfinite(ends), ends, np.nan)
         rows.vlines(ends, place - 0.5, place + 0.5, color=style.VERMILION, linestyle="--", linewidth=1)
     text = f"dashed: theory, e = {low:.3g}" if low == high else f"dashed: theory's bounds, {low:.3g} and {high:.3g}"
     top.set_title(text, color=style.VERMILION, fontsize=6, loc="right", pad=2)

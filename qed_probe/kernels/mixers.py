@@ -65,6 +65,7 @@ MIXERS: dict[str, Mixer] = {
         Mixer("eda-gdn2", "safe", "channel", address="learned"),
         Mixer("eda-qed", "safe", "channel", Direction(), address="learned"),
         Mixer("deltaproduct", "head", "scalar"),
+        Mixer("comba", "head", "channel"),
         Mixer("rwkv7", "channel", "in-context"),
     )
 }
@@ -196,13 +197,14 @@ def _rwkv7(tokens: Tokens, g: Tensor) -> Edits:
 
 
 def removal_read(kappa: Tensor, g: Tensor) -> Tensor:
-    """κ⊙exp(−g): RWKV-7's kernel reads the undecayed state, and this recurrence the decayed one.
+    """κ⊙exp(−g): RWKV-7 and Comba read the memory as it was before its decay, and this recurrence reads it after.
 
     Raises InputError beyond float32.
     """
     read = kappa * torch.exp(-g)
     if not read.isfinite().all():
-        raise InputError(f"rwkv7: expected log decays whose exp(-g) is finite, found one of {g.min().item():.4g}")
+        found = f"found one of {g.min().item():.4g}"
+        raise InputError(f"a memory read before its decay: expected log decays whose exp(-g) is finite, {found}")
     return read
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS
 
-NATIVE = tuple(name for name in MIXERS if name != "rwkv7")
-"""The mixers that a LanguageModel can be built with; rwkv7 is only ever captured."""
+NATIVE = tuple(name for name in MIXERS if name not in ("comba", "rwkv7"))
+"""The mixers that a LanguageModel can be built with; the others are only ever captured."""
 
 TOKENIZERS = ("bytes", "none")
 OUTPUT_GATES = ("sigmoid", "silu")

@@ -10,15 +10,18 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import Tokens
+from qed_probe.kernels.mixers import removal_read, to_heads
 from qed_probe.models.foreign.families import FLA, Layer
 
 POSITIONAL = ("query", "key", "value", "g", "beta")
 TENSORS = {
     "scalar": ("q", "k", "v", "g", "beta"),
     "channel": ("q", "k", "v", "g", "b", "w"),
+    "comba": ("q", "k", "p", "v", "g", "beta"),
     "in-context": ("r", "w", "k", "v", "kk", "a", "b"),
 }
-"""What a kernel is fed, by the mixer's gate. Of the last, ``kk`` and ``a`` are κ and η, or ``a`` and ``b`` are −κ and η⊙κ."""
+"""What a kernel is fed, by the mixer's gate or its name. Of "in-context", ``kk`` and ``a`` are κ and η, or ``a`` and ``b`` are
+−κ and η⊙κ."""
 OPTIONAL = {"g", "kk", "b"}
 FLAGS = {
     "transformers": {"initial_state", "use_qk_l2norm_in_kernel", "cu_seqlens"},
@@ -32,7 +35,7 @@ IDLE = {"output_final_state", "chunk_size", "safe_gate"}
 """What changes no number: whether the last state is returned, and how the work is cut up."""
 ROUNDING = {
     "chunk_gated_delta_rule", "chunk_kda", "chunk_delta_rule", "fused_recurrent_delta_rule", "chunk_gdn2",
-    "chunk_gated_delta_product",
+    "chunk_gated_delta_product", "chunk_comba",
 }  # fmt: skip
 """The kernels whose unit vectors have the dtype of what they are fed, and are no unit vectors in sixteen bits; else float32."""
 PASSED_ON = {
@@ -71,7 +74,8 @@ def read_call(kernel: str, args: Sequence[Any], kwargs: Mapping[str, Any], layer
     given = {name: x for name, x in (*zip(POSITIONAL, args, strict=False), *kwargs.items()) if x is not None}
     for long, short in zip(POSITIONAL[:3], "qkv", strict=True):
         given |= {short: given.pop(long)} if long in given else {}
-    tensors, library = TENSORS[layer.family.mixer.gate], layer.family.library
+    mixer, library = layer.family.mixer, layer.family.library
+    tensors = TENSORS.get(mixer.name) or TENSORS[mixer.gate]
     known = {*tensors, *FLAGS[library], *IDLE, *(PASSED_ON if library == "transformers" else ())}
     found = [f"{name} not understood" for name in sorted(given.keys() - known)]
     found += [f"argument {i + 1} not understood" for i in range(len(POSITIONAL), len(args))]
@@ -85,9 +89,11 @@ def read_call(kernel: str, args: Sequence[Any], kwargs: Mapping[str, Any], layer
     state = x.get("initial_state")
     if state is not None:
         state = (state.mT if x.get("state_v_first") else state).clone()
-    tokens = _in_context(x) if layer.family.mixer.gate == "in-context" else _delta(x, rounded=kernel in ROUNDING)
+    tokens = _in_context(x) if mixer.gate == "in-context" else _delta(x, rounded=kernel in ROUNDING)
+    if mixer.name == "comba":
+        tokens = _before_decay(tokens, _unit(x["p"], tokens.k.dtype) if tokens.unit_key else x["p"])
     call = Call(tokens, x.get("scale", tokens.q.shape[-1] ** -0.5), state, x.get("cu_seqlens"))
-    if layer.family.mixer.name != "deltaproduct":
+    if mixer.name != "deltaproduct":
         return call
     return _by_token(call, edits=int(x.get("num_householder", layer.edits)))
 
@@ -103,6 +109,16 @@ def _delta(x: Mapping[str, Any], *, rounded: bool) -> Tokens:
     unit = bool(x.get("use_qk_l2norm_in_kernel"))
     q, k = (_unit(x[name], x[name].dtype if rounded else torch.float32) if unit else x[name] for name in "qk")
     return Tokens(q=q, k=k, v=x["v"], g=_decay(x), beta=_beta(x), b=x.get("b"), w=x.get("w"), unit_key=unit)
+
+
+def _before_decay(tokens: Tokens, p: Tensor) -> Tokens:
+    """Comba's: S ← exp(g) S + βk(v − Sᵀp)ᵀ is an edit with gates b = β exp(−g) p/k and w = β, as p is a multiple of k."""
+    H, beta = tokens.v.shape[2], tokens.beta
+    if beta is None or tokens.g is None or ((p != 0) & (tokens.k == 0)).any():
+        raise InputError("comba: expected p to be a multiple of k, found a channel in which only k is 0")
+    ratio = (p.float() / tokens.k.float()).nan_to_num(0, 0, 0)
+    b = removal_read(to_heads(ratio, H) * beta.float()[..., None], tokens.g)
+    return replace(tokens, beta=None, b=b, w=beta[..., None].expand_as(tokens.v))
 
 
 def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:

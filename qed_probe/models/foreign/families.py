@@ -75,11 +75,11 @@ FAMILIES = (
     _fla(
         "gated_deltaproduct", "GatedDeltaProduct", "deltaproduct", "chunk_gated_delta_product", "fused_recurrent_gated_delta_rule"
     ),
+    _fla("comba", "Comba", "comba", "chunk_comba", "fused_recurrent_comba"),
     _fla("rwkv7", "RWKV7Attention", "rwkv7", "chunk_rwkv7", "fused_mul_recurrent_rwkv7", sizes=_RWKV),
 )
 _BY_LAYER = {family.layer: family for family in FAMILIES}
 _UNFIT = {
-    "fla.layers.comba.Comba": "it edits the memory as it was before the decay",
     "fla.layers.deltaformer.DeltaFormerAttention": "its memory is all earlier tokens, read through a softmax",
     "fla.layers.mesa_net.MesaNet": "it reads by solving a system with a second memory, of keys",
     "fla.layers.mom.MomAttention": "it sends each token to some of several memories",
