@@ -28,11 +28,12 @@ import transformers
 from torch import Tensor
 
 import qed_probe as qp
-from qed_probe.models.foreign.checkpoint import load
+from qed_probe.models.foreign.checkpoint import ForeignModel, load
 from qed_probe.tracing import run
 from qed_probe.tracing.plan import make_plan
 
 ROUNDS, TOLERANCE = 7, 1e-4
+"""Of the largest of a state's numbers: both are float32, summed in other orders."""
 LENGTH = {"cpu": 1024, "cuda": 4096}
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -47,6 +48,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """A tiny model with the memories of Qwen3.5-0.8B, and one of all its sizes but its depth and vocabulary."""
+DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 Work = Callable[[Tensor], object]
 
 
@@ -58,7 +60,7 @@ def save_model(directory: Path, device: str) -> None:
     for name, p in model.named_parameters():
         if "A_log" in name:
             torch.nn.init.uniform_(p, -5, 1)
-    model.to(torch.float32 if device == "cpu" else torch.bfloat16).save_pretrained(directory)
+    model.to(DTYPE[device]).save_pretrained(directory)
 
 
 def prompt(device: str) -> Tensor:
@@ -66,14 +68,14 @@ def prompt(device: str) -> Tensor:
     return torch.randint(SIZES[device]["vocab_size"], (1, LENGTH[device]), generator=torch.Generator().manual_seed(1))
 
 
-def plain(directory: Path, device: str, undo: ExitStack) -> Work:
+def plain(directory: Path, device: str, undo: ExitStack) -> ForeignModel:
     """The model's own forward, without the output over the vocabulary."""
-    return load(directory, device=torch.device(device), dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    return load(directory, device=torch.device(device), dtype=DTYPE[device])
 
 
 def captured(directory: Path, device: str, undo: ExitStack) -> Work:
     """The forward, and all records of each layer, which are let go of when the next one is there."""
-    model = load(directory, device=torch.device(device), dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    model = plain(directory, device, undo)
 
     def work(ids: Tensor) -> None:
         with qp.capture(model, lambda _: None):
@@ -85,7 +87,7 @@ def captured(directory: Path, device: str, undo: ExitStack) -> Work:
 def traced(directory: Path, device: str, undo: ExitStack) -> Work:
     """A trace into a store, planned beforehand."""
     where = Path(undo.enter_context(tempfile.TemporaryDirectory()))
-    dtype = "float32" if device == "cpu" else "bfloat16"
+    dtype = str(DTYPE[device]).removeprefix("torch.")
     plans = {
         length: make_plan(directory, [qp.Prompt(prompt(device)[0, :length].numpy())], device=device, dtype=dtype)
         for length in (64, LENGTH[device])
@@ -114,7 +116,12 @@ def transformer_lens(directory: Path, device: str, undo: ExitStack) -> Callable[
     return work
 
 
-FORMS = {"forward": plain, "capture": captured, "trace": traced, "TransformerLens": transformer_lens}
+FORMS: dict[str, Callable[[Path, str, ExitStack], Work]] = {
+    "forward": plain,
+    "capture": captured,
+    "trace": traced,
+    "TransformerLens": transformer_lens,
+}
 
 
 def memory(device: str) -> float:

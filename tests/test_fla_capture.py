@@ -117,10 +117,9 @@ def test_left_pads_never_reach_the_memory(name: str, device: str) -> None:
     mask = torch.ones_like(tokens)
     mask[1, :2] = 0
     padded, alone = captured(model, tokens, attention_mask=mask)[0], captured(model, tokens[1:, 2:])[0]
-    if name != "rwkv7":
-        # The rows are packed without their pads.
-        assert padded.cu_seqlens is not None
-        assert padded.cu_seqlens.tolist() == [0, 5, 8]
+    # The rows are packed without their pads.
+    assert padded.cu_seqlens is not None
+    assert padded.cu_seqlens.tolist() == [0, 5, 8]
     last = padded.output.flatten(0, 1)[-3:]
     torch.testing.assert_close(last, alone.output[0], rtol=0, atol=2e-5 * float(last.abs().max()))
 

@@ -138,11 +138,12 @@ def test_pads_are_left_out(model_type: str) -> None:
     rows = [some_tokens(1, n) for n in lengths]
     mask = torch.stack([torch.arange(30) >= 30 - n for n in lengths]).long()
     tokens = torch.cat([nn.functional.pad(row, (30 - row.shape[1], 0)) for row in rows])
-    for seen in captured(model, tokens, attention_mask=mask):
+    singles = [captured(model, row) for row in rows]
+    for at, seen in enumerate(captured(model, tokens, attention_mask=mask)):
         assert seen.cu_seqlens is not None
         assert seen.cu_seqlens.tolist() == [0, 12, 13, 43]
         assert len(seen.observation.records["state_norm"]) == 3
-        alone = [next(one for one in captured(model, row) if one.layer == seen.layer) for row in rows]
+        alone = [single[at] for single in singles]
         expected = torch.cat([one.output for one in alone], 1)
         torch.testing.assert_close(seen.output, expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
         for name in ("rho", "read", "eigenvalue", "retention", "residual_norm"):
@@ -150,6 +151,31 @@ def test_pads_are_left_out(model_type: str) -> None:
             torch.testing.assert_close(
                 seen.observation.records[name], expected, rtol=0, atol=1e-4 * float(expected.abs().max()), msg=name
             )
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "kimi_linear"])
+def test_pads_that_the_memory_passes_through_are_tokens(model_type: str) -> None:
+    model, tokens = tiny(model_type), some_tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, 5:7] = mask[1, :3] = 0
+    for seen in captured(model, tokens, attention_mask=mask):  # which replays the output
+        assert seen.cu_seqlens is not None
+        assert seen.cu_seqlens.tolist() == [0, 12, 21]
+    first = model(tokens[:, :6], use_cache=True)
+    name = "cache" if "cache" in first else "past_key_values"
+    with torch.no_grad(), capture(model) as records:
+        model(tokens[:, 6:], use_cache=True, attention_mask=mask.roll(6, 1), **{name: first[name]})
+    for seen in records:
+        assert seen.initial_state is not None
+        check_heads(seen, seed=0)
+        check_layer(seen)
+
+
+def test_nothing_is_seen_of_pads_alone() -> None:
+    model = tiny("qwen3_next")
+    with torch.no_grad(), capture(model) as records:
+        model(some_tokens(1, 5), attention_mask=torch.zeros(1, 5, dtype=torch.long))
+    assert not records
 
 
 def test_pads_of_the_right_are_left_out_too() -> None:

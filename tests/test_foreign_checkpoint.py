@@ -143,6 +143,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda model: configure(model, quantization_config={"quant_method": "fp8"}),
         "quantization_config in config.json",
     ),
+    "another output than the embedding it is tied to": (
+        lambda model: configure(model, tie_word_embeddings=True),
+        "lm_head.weight to equal model.embed_tokens.weight, as tie_word_embeddings says",
+    ),
     "no memory": (unlike_any, "found none in LlamaForCausalLM"),
     "no text output": (no_text_output, "found glm5_next_text"),
     "an unknown type": (lambda model: configure(model, model_type="qwen9"), "'qwen9', which transformers"),

@@ -21,7 +21,6 @@ from tests.recurrences import error
 from tests.test_tracing import of_prompt
 
 transformers = pytest.importorskip("transformers", minversion="4.57")
-accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore:.*A_log:qed_probe.models.foreign.checkpoint.RoundedDecayWarning")
 STORED = 1e-5
 
@@ -72,7 +71,7 @@ def check(ds: xr.Dataset, run: Path, rounding: float = STORED) -> None:
                 at = slice(marks, marks + len(x))
                 found = ds[name].isel(layer=layer, mark=at) if name == "state_norm" else part[name]
                 # A cosine with an output that is small beside the largest has fewer digits.
-            assert error(torch.from_numpy(found.values), x) <= STORED * (10 if name == "correction_cosine" else 1), name
+                assert error(torch.from_numpy(found.values), x) <= STORED * (10 if name == "correction_cosine" else 1), name
         marks += -(-(end - begin) // 64)
 
 
@@ -98,9 +97,12 @@ def test_every_number_follows_from_the_inputs(model_type: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("model_type", dict.fromkeys([*MODELS, *WRAPPERS]))
-def test_a_padded_batch_is_its_prompts(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lengths", [(5, 70, 1, 2, 14), (9, 9, 9)])
+def test_a_padded_batch_is_its_prompts(
+    lengths: tuple[int, ...], model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = save(tiny(model_type), tmp_path / "model")
-    prompts = write_prompts(tmp_path, 5, 70, 1, 2, 14)
+    prompts = write_prompts(tmp_path, *lengths)
     batched = trace(monkeypatch, model, prompts, "--batch", "3").load()
     check(batched, tmp_path / "model.zarr")
     single = trace(monkeypatch, model, prompts, "--overwrite").load()
@@ -122,6 +124,7 @@ def test_batches_that_cannot_be(
 
 
 def test_weights_that_come_when_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerate = pytest.importorskip("accelerate")
     model, prompts = save(tiny("qwen3_5_text"), tmp_path / "model"), write_prompts(tmp_path, 5, 2)
     usual = trace(monkeypatch, model, prompts).load()
     load = checkpoint.load

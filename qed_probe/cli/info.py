@@ -61,7 +61,7 @@ def _foreign(found: "Description") -> Iterator[tuple[str, object]]:
         yield "traceable", f"no: {error}"
     else:
         yield "dtype", stored.stored()
-        yield "A_log", stored.stored("A_log") or "none"
+        yield "A_log", stored.stored("A_log")
         yield "traceable", "yes, if loading finds every weight"
 
 

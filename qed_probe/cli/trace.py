@@ -35,7 +35,7 @@ StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the
 Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
 Generate = Annotated[int, typer.Option(metavar="N", help="Go on with each prompt for N tokens, greedily; they are traced too.")]
-Batch = Annotated[int, typer.Option(metavar="N", help="Prompts a pass, for transformers' models; the shorter are padded.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Prompts a pass, for other libraries' models; the shorter are padded.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Finish an incomplete store.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store, once the new one is complete.")]

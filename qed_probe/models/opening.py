@@ -1,7 +1,7 @@
 """Open any checkpoint, one of this package or of another library: its ``config.json`` says which."""
 
-import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from qed_probe.models.foreign import checkpoint as foreign
 from qed_probe.models.foreign import description
 from qed_probe.models.foreign.checkpoint import ForeignModel
 from qed_probe.models.foreign.description import Description
+from qed_probe.models.foreign.families import FLA
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from qed_probe.models.foreign.tokenizer import find_tokenizer as find_foreign_tokenizer
 from qed_probe.models.model import Model
@@ -87,10 +88,10 @@ def identity(checkpoint: str | Path | None, model: Model) -> dict[str, object]:
         "checkpoint_digest": native.digest(config.directory, config.weights.files),
         "family": config.family,
         "dtype_stored": config.weights.stored(),
-        "A_log_stored": config.weights.stored("A_log") or "none",
+        "A_log_stored": config.weights.stored("A_log"),
         "A_log_dtype": model.decay_dtype,
         "transformers": version("transformers"),
-        "flash_linear_attention": getattr(sys.modules.get("fla"), "__version__", "none"),
+        "flash_linear_attention": version(FLA) if find_spec("fla") else "none",
     }
 
 

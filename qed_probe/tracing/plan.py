@@ -67,7 +67,6 @@ class Plan:
 
     model: Model
     tokenizer: ByteTokenizer | ForeignTokenizer | None
-    device: torch.device
     layout: Layout
     prompts: Sequence[Prompt]
     batch: int
@@ -117,13 +116,11 @@ def make_plan(
         backend=backend,
         trust_remote_code=trust_remote_code,
     )
-    place = model.device
     chosen = _layers(model, layers)
     _check_batch(model, batch, generate)
-    _check_fit(model, lengths, generate, batch, place)
+    _check_fit(model, lengths, generate, batch)
     layout = _layout(
         model,
-        place,
         chosen,
         prompts,
         known,
@@ -133,10 +130,10 @@ def make_plan(
         save_inputs=save_inputs,
         state_at=state_at,
         texts=tokenizer is not None,
-        attrs=_identity(model, checkpoint, dtype, place, generate) | {"strength": float(strength), "batch": batch},
+        attrs=_identity(model, checkpoint, dtype, generate) | {"strength": float(strength), "batch": batch},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
     )
-    return Plan(model, tokenizer, place, layout, prompts, batch, seed)
+    return Plan(model, tokenizer, layout, prompts, batch, seed)
 
 
 def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTokenizer | ForeignTokenizer | None:
@@ -162,7 +159,6 @@ def _check_settings(dtype: str, vectors: str, strength: float, generate: int, se
 
 def _layout(
     model: Model,
-    device: torch.device,
     chosen: tuple[int, ...],
     prompts: Sequence[Prompt],
     known: Survey,
@@ -177,7 +173,7 @@ def _layout(
     provenance: dict[str, object],
 ) -> Layout:
     """What a trace of this model writes, and in which shapes."""
-    first, config, strengths = _look(model, device, chosen[0]), model.config, model.strengths()
+    first, config, strengths = _look(model, chosen[0]), model.config, model.strengths()
     names = [name for name in first.observation.records if name != "read" or vectors != "none"]
     names += list(inputs(first)) if save_inputs else []
     names += ["nll"] + ["token_text"] * texts + ["states/state"] * (len(state_at) > 0)
@@ -204,14 +200,14 @@ def _layout(
     )
 
 
-def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: torch.device, generate: int) -> dict[str, object]:
+def _identity(model: Model, checkpoint: str | Path | None, dtype: str, generate: int) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
     return opening.identity(checkpoint, model) | {
         "mixer": model.config.mixer,
         "dtype": dtype,
         "gate_max": model.config.gate_max,
         "lambda_max": model.config.lambda_max,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
         "threads": torch.get_num_threads(),
         "pack_tokens": _pack(model, generate),
         "versions": {"python": platform.python_version()}
@@ -219,11 +215,11 @@ def _identity(model: Model, checkpoint: str | Path | None, dtype: str, device: t
     }
 
 
-def _look(model: Model, device: torch.device, layer: int) -> Captured:
+def _look(model: Model, layer: int) -> Captured:
     """One layer's pass over a single token: which records, inputs and sizes a trace of this model has."""
     seen: list[Captured] = []
     with torch.inference_mode(), capture(model, seen.append, [layer]):
-        model(torch.zeros(1, 1, dtype=torch.int64, device=device))
+        model(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
     return seen[0]
 
 
@@ -264,23 +260,25 @@ def _check_batch(model: Model, batch: int, generate: int) -> None:
         raise InputError(f"batch: expected 1, as tokens are generated for one prompt at a time, found {batch}")
 
 
-def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, batch: int, device: torch.device) -> None:
+def _check_fit(model: Model, lengths: NDArray[np.int64], generate: int, batch: int) -> None:
     """Refuse a prompt that, with what follows it, is too long for the model or whose pass would not fit in memory.
 
     The factors are measured; a CPU works segment by segment.
     """
-    config, longest = model.config, int(lengths.argmax())
+    config, device, longest = model.config, model.device, int(lengths.argmax())
     found = f"found {lengths[longest]:,}" + (f", {generate:,} of them to generate" if generate else "")
     if model.longest is not None and lengths[longest] > model.longest:
         raise InputError(f"prompt {longest + 1}: expected at most {model.longest:,} tokens, what the model is made for, {found}")
     held = 12 if device.type == "cpu" else 40
     waiting = 26 * config.heads * len(model.strengths())  # the writer's: a chunk of a scalar record spans the layers
     per_head = held * (config.key_dim + config.value_dim) + model.scratch
-    per_token = 4 * batch * (config.heads * per_head + 8 * config.hidden + waiting)
+    rows = min(batch, len(lengths))
+    per_token = 4 * rows * (config.heads * per_head + 8 * config.hidden + waiting)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if free is not None and lengths[longest] * per_token > free:
         raise InputError(
-            f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds, {found}"
+            f"prompt {longest + 1}: expected at most about {free // per_token:,} tokens, what {free / 1e9:.1f} GB holds"
+            f"{f' of {rows} prompts at once' if rows > 1 else ''}, {found}"
         )
 
 

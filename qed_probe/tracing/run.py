@@ -86,7 +86,7 @@ def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **setting
     sizes = (math.prod(layout.sizes[dim] for dim in row.dims) * row.itemsize for row in (*layout.rows.values(), *layout.static))
     given = layout.cu_seqlens - layout.generated * np.arange(len(layout.cu_seqlens))
     some = plan.prompts[: int(np.searchsorted(given, 1024))]
-    ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in some])[:1024])[None].to(plan.device)
+    ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in some])[:1024])[None].to(plan.model.device)
     seconds = _time(plan, ids) / ids.shape[1] * int(given[-1])
     if layout.generated:
         seconds += _time(plan, ids[:, :1], cache=plan.model.new_cache(1)) * (total - int(given[-1]))
@@ -125,7 +125,7 @@ def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool, progress: Pro
             progress(begin + seen // len(layout.layers), layout.sizes["token"])
 
     with torch.inference_mode():
-        given = torch.from_numpy(np.concatenate([prompt.tokens for prompt in prompts])).to(plan.device)
+        given = torch.from_numpy(np.concatenate([prompt.tokens for prompt in prompts])).to(plan.model.device)
         ids, hidden = forward(plan, pack, given, sink)
         nll, hit = _likelihood(plan.model, hidden, ids, starts)
     tokens = ids.cpu().numpy()
@@ -175,8 +175,9 @@ def _likelihood(
 
 def _stored(x: Tensor, dtype: str) -> NDArray[np.floating]:
     # NumPy takes a hundred times as long to round to float16; what is beyond its range is left to the writer, which says where.
-    half = x.half() if dtype == "float16" else x
-    return half.cpu().numpy() if dtype == "float16" and half.isfinite().all() else _numpy(x)
+    if dtype == "float16" and (half := x.half()).isfinite().all():
+        return half.cpu().numpy()
+    return _numpy(x)
 
 
 def _numpy(x: Tensor) -> NDArray[np.float32]:

@@ -98,7 +98,17 @@ def read_call(kernel: str, args: Sequence[Any], kwargs: Mapping[str, Any], layer
     return _by_token(call, edits=int(x.get("num_householder", layer.edits)))
 
 
-def without_pads(call: Call, keep: Tensor) -> Call:
+def not_pads(call: Call, mask: Tensor) -> Tensor:
+    """Which tokens matter, ``[B, T]``: not the pads after a row's last token, nor those before its first if they leave no trace.
+
+    They leave none where the memory is empty before them and they write nothing; others are tokens to the memory.
+    """
+    begun, ahead = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
+    silent = call.initial_state is None and not call.tokens.v[~begun].any()
+    return ahead & begun if silent else ahead
+
+
+def pack(call: Call, keep: Tensor) -> Call:
     """The tokens of all rows that ``keep`` ``[B, T]`` names, packed into one row: each row's are a sequence."""
     given = {field.name: getattr(call.tokens, field.name) for field in fields(call.tokens)}
     tokens: dict[str, Any] = {name: x[keep][None] for name, x in given.items() if isinstance(x, Tensor)}

@@ -2,9 +2,7 @@
 
 import os
 import warnings
-from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
 from qed_probe.models.foreign.families import FLA, find_layers
-from qed_probe.models.foreign.library import auto_class, quiet, refusals
+from qed_probe.models.foreign.library import auto_class, quiet, refusals, transformers
 from qed_probe.models.foreign.weights import DTYPES, Weights
 
 
@@ -23,15 +21,12 @@ class RoundedDecayWarning(UserWarning):
     """A model's A_log, whose exponential every log decay is a multiple of, has fewer bits than float32."""
 
 
-@dataclass
-class ForeignCache:
-    """What a model of transformers carries from call to call, of a class of its own: its first call makes it."""
-
-    inner: Any = None
+ForeignCache = dict[str, Any]
+"""What a model of another library carries from call to call, by the keyword that it takes: its first call makes it."""
 
 
 class ForeignModel(nn.Module):
-    """A language model of another library, as a trace asks for it: one sequence a pass, logits from hidden states."""
+    """A language model of another library, as a trace asks for it: sequences as padded rows, logits from hidden states."""
 
     packs = False
 
@@ -56,7 +51,7 @@ class ForeignModel(nn.Module):
 
     def new_cache(self, batch: int) -> ForeignCache:
         """A cache in which nothing has been seen; it takes any number of sequences."""
-        return ForeignCache()
+        return {}
 
     def forward(self, tokens: Tensor, *, cache: ForeignCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Hidden states ``[B, T, hidden]`` after the final norm, for ``tokens`` ``[B, T]`` int64.
@@ -66,20 +61,19 @@ class ForeignModel(nn.Module):
         """
         if cu_seqlens is not None and len(cu_seqlens) > 2:
             lengths = cu_seqlens.diff()
-            keep = torch.arange(-int(lengths.max()), 0, device=tokens.device) >= -lengths[:, None]
+            # A mask without a pad is dropped by transformers, and what is seen of the rows would not be packed.
+            longest = int(lengths.max()) + bool((lengths == lengths[0]).all())
+            keep = torch.arange(-longest, 0, device=tokens.device) >= -lengths[:, None]
             rows = tokens.new_zeros(keep.shape).masked_scatter(keep, tokens)
             hidden = self._hidden(rows, attention_mask=keep.long())
             return hidden[keep.to(hidden.device)][None]
         return self._hidden(tokens, cache)
 
     def _hidden(self, tokens: Tensor, cache: ForeignCache | None = None, **how: Tensor) -> Tensor:
-        model = self.inner.base_model
-        if cache is not None and cache.inner is not None:
-            how["cache" if "cache" in signature(model.forward).parameters else "past_key_values"] = cache.inner
         with quiet():
-            found = model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **how)
+            found = self.inner.base_model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **(cache or {}), **how)
         if cache is not None:
-            cache.inner = found["cache" if "cache" in found else "past_key_values"]
+            cache.update((name, found[name]) for name in ("cache", "past_key_values") if name in found)
         hidden: Tensor = found.last_hidden_state
         return hidden
 
@@ -117,6 +111,7 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
     if config.library == FLA:
         _prepare_fla(config, device, dtype)
     stored, auto = config.weights, auto_class(config.config, directory)
+    _check_tying(config, stored)
     with (
         quiet(),
         refusals(directory, "a checkpoint that transformers can load"),
@@ -131,6 +126,7 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            generation_config=transformers(directory).GenerationConfig(),  # or a file would be read that nothing here needs
             device_map="auto" if device is None else None,
         )
     _check(loading, directory)
@@ -145,10 +141,9 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
 
 def _prepare_fla(config: Description, device: torch.device | None, dtype: torch.dtype) -> None:
     """Choose kernels that run on this device, and compute in this dtype."""
-    if device is not None and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise InputError(
-            f"{config.directory}: expected a GPU, which the kernels of {FLA} need: --device cuda; found --device cpu"
-        )
+    cpu = not torch.cuda.is_available() if device is None else device.type == "cpu"
+    if cpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InputError(f"{config.directory}: expected a GPU, which the kernels of {FLA} need: --device cuda; found a CPU")
     if dtype == torch.float32:
         # The chunked kernels round products to TF32, or refuse float32; the token-by-token ones do neither.
         config.config.attn_mode = "fused_recurrent"
@@ -163,6 +158,18 @@ def _check(loading: dict[str, Any], directory: Path) -> None:
             raise CheckpointError(f"{directory}: expected the weights of the configuration's model, found {found} {listed}")
     if loading["error_msgs"]:
         raise CheckpointError(f"{directory}: expected weights that can be loaded, found {loading['error_msgs'][0]}")
+
+
+def _check_tying(config: Description, stored: Weights) -> None:
+    """Refuse an output over the vocabulary that is the embedding by the configuration, and not by the weights."""
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config.config, config.config.get_text_config()))
+    head, embedding = (
+        next((name for name in stored.dtypes if name.endswith(end)), None) for end in ("lm_head.weight", "embed_tokens.weight")
+    )
+    if tied and head and embedding and not torch.equal(stored.tensor(head), stored.tensor(embedding)):
+        raise CheckpointError(
+            f"{config.directory}: expected {head} to equal {embedding}, as tie_word_embeddings says, found another output"
+        )
 
 
 def _check_values(inner: nn.Module, stored: Weights, directory: Path) -> None:

@@ -58,7 +58,9 @@ class Description:
                 f"{self.directory}: expected the weights of the configuration's model, {self.elements:,} numbers, "
                 f"found {sum(found.elements.values()):,}"
             )
-        told = any(getattr(part, "quantization_config", None) for part in (self.config, self.config.get_text_config()))
+        told = any(
+            getattr(part, "quantization_config", None) is not None for part in (self.config, self.config.get_text_config())
+        )
         seen = [f"{found.dtypes[name]} in {name}" for name in found.quantised]
         if told or seen:
             what = [f"quantization_config in {CONFIG}"] * told + seen[:1]

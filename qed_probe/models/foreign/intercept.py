@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import Observation, run
-from qed_probe.models.foreign.call import Call, read_call, without_pads
+from qed_probe.models.foreign.call import Call, not_pads, pack, read_call
 from qed_probe.models.foreign.families import Layer
 
 Observer = Callable[[Layer, Call, Observation, Tensor], None]
@@ -105,9 +105,13 @@ class _Recorder:
         output = call.of_tokens(result[0])
         if mask is None or call.cu_seqlens is not None:
             watch.see(call, output)
-        else:
-            keep = mask.to(output.device, torch.bool)
-            watch.see(without_pads(call, keep), output[keep][None])
+            return result
+        # With a cache, the mask also covers the tokens before this call.
+        keep = not_pads(call, mask[:, -output.shape[1] :].to(output.device, torch.bool))
+        if keep.all():
+            watch.see(call, output)
+        elif keep.any():
+            watch.see(pack(call, keep), output[keep][None])
         return result
 
     def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as above

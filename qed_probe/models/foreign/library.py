@@ -29,13 +29,13 @@ def transformers(directory: Path) -> Any:  # noqa: ANN401 - the library
     return library
 
 
-def fla() -> Any:  # noqa: ANN401 - the library
-    """flash-linear-attention, which adds its models to those of transformers as it is imported; None if it is not there."""
+def fla() -> str:
+    """Import flash-linear-attention, which adds its models to those of transformers; its version, or why there is none."""
     try:
         with quiet():
-            return import_module("fla")
-    except ImportError:
-        return None
+            return str(import_module("fla").__version__)
+    except ImportError as error:
+        return f"(none: {error}): pip install 'qed-probe[fla]'"
 
 
 @contextmanager
@@ -74,11 +74,10 @@ def read_config(directory: Path, model_type: str, *, code: bool, trust_remote_co
     library = transformers(directory)
     types = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     # Once it is imported, transformers knows the model types of flash-linear-attention too.
-    other = None if model_type in types else fla()
+    other = "" if model_type in types else fla()
     known = model_type in types
     if not known and not (code and trust_remote_code):
-        found = f"{model_type!r}, which transformers {library.__version__} does not know, nor {FLA}"
-        found += f" {other.__version__}" if other else ", which is not there: pip install 'qed-probe[fla]'"
+        found = f"{model_type!r}, which transformers {library.__version__} does not know, nor {FLA} {other}"
         found += "; it comes with code of its own, which --trust-remote-code runs" if code else ""
         raise CheckpointError(f"{directory}: expected a model type of transformers or {FLA}, found {found}")
     with quiet(), refusals(directory, "a configuration that transformers can read"):
@@ -88,6 +87,8 @@ def read_config(directory: Path, model_type: str, *, code: bool, trust_remote_co
 def refuse_elsewhere(content: Mapping[str, Any], directory: Path) -> None:
     """Raise CheckpointError where a checkpoint's code lies in another repository, which would have to be fetched."""
     code = content.get("auto_map") or {}
+    if not isinstance(code, dict):
+        raise CheckpointError(f"{directory}: expected an object under 'auto_map', found {type(code).__name__}")
     elsewhere = [
         name
         for entry in code.values()

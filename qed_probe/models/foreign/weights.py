@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from qed_probe.errors import CheckpointError
 
@@ -19,11 +20,18 @@ QUANTISED = ("F8_", "F6_", "F4", "I8", "U8", "I4", "U4")
 
 @dataclass(frozen=True)
 class Weights:
-    """Names of files, in order, and of every tensor in them its dtype, as the file names it, and its number of elements."""
+    """Names of files, in order; of every tensor in them its dtype, as the file names it, its number of elements and its file."""
 
     files: tuple[str, ...]
     dtypes: dict[str, str] = field(repr=False)
     elements: dict[str, int] = field(repr=False)
+    places: dict[str, Path] = field(repr=False)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, read from its file."""
+        with safe_open(self.places[name], framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found
 
     @property
     def quantised(self) -> list[str]:
@@ -36,7 +44,7 @@ class Weights:
         for name, dtype in self.dtypes.items():
             if name.endswith(ending) and dtype in DTYPES:
                 count[DTYPES[dtype]] += self.elements[name]
-        return ", ".join(name for name, _ in count.most_common())
+        return ", ".join(name for name, _ in count.most_common()) or "none"
 
 
 def read_weights(directory: Path) -> Weights:
@@ -46,7 +54,7 @@ def read_weights(directory: Path) -> Weights:
     if missing:
         found = f"no {missing[0]}" + (f" and {len(missing) - 1} others missing" if len(missing) > 1 else "")
         raise CheckpointError(f"{directory}: expected {len(names)} weight files, as {INDEX} lists them, found {found}")
-    dtypes, elements = {}, {}
+    dtypes, elements, places = {}, {}, {}
     for path in (directory / name for name in names):
         try:
             with safe_open(path, framework="numpy") as file:
@@ -54,12 +62,12 @@ def read_weights(directory: Path) -> Weights:
                     if name in dtypes:
                         raise CheckpointError(f"{path}: expected every tensor once, found {name} in another file too")
                     tensor = file.get_slice(name)
-                    dtypes[name], elements[name] = tensor.get_dtype(), prod(tensor.get_shape())
+                    dtypes[name], elements[name], places[name] = tensor.get_dtype(), prod(tensor.get_shape()), path
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{path}: expected a whole safetensors file, found one that cannot be read ({error})"
             ) from error
-    return Weights(tuple(names), dtypes, elements)
+    return Weights(tuple(names), dtypes, elements, places)
 
 
 def _files(directory: Path) -> list[str]:
