@@ -96,6 +96,16 @@ def test_the_one_eigenvalue_of_linear_is_drawn_around_1() -> None:
     assert "values of e, all 1:" in _texts(figure)
 
 
+def test_a_bound_at_infinity_is_not_drawn() -> None:
+    ds = analyses.eigenvalues(synthetic_store(mixer="comba", strength=0, records={"eigenvalue": -300}))
+    figure = figures.draw_eigenvalues(ds)
+    assert figure.axes[0].get_title(loc="right") == "dashed: theory's upper bound, 1"
+    assert len([line for line in figure.axes[0].lines if line.get_linestyle() == "--"]) == 1
+    used = ds.sel(record="eigenvalue")
+    assert int(used["outside_bins"].sum()) == int(used["n"].sum()) > 0
+    assert "lie beyond the axis and are not drawn." in _texts(figure)
+
+
 def test_reads_of_zero_are_told_to_be_first_tokens() -> None:
     ds = synthetic_store(2, 3, 2)
     assert "12 with ‖S̄ᵀd‖ = 0, all at first tokens of prompts" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(

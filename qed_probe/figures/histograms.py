@@ -56,6 +56,7 @@ def _draw_bounds(top: Axes, rows: Axes, ds: xr.Dataset) -> None:
         ends = np.where(np.isfinite(ends), ends, np.nan)
         rows.vlines(ends, place - 0.5, place + 0.5, color=style.VERMILION, linestyle="--", linewidth=1)
     text = f"dashed: theory, e = {low:.3g}" if low == high else f"dashed: theory's bounds, {low:.3g} and {high:.3g}"
+    text = text if math.isfinite(low) else f"dashed: theory's upper bound, {high:.3g}"
     top.set_title(text, color=style.VERMILION, fontsize=6, loc="right", pad=2)
 
 
@@ -111,7 +112,7 @@ def _stack(ds: xr.Dataset, label: str) -> tuple[Figure, Axes, Axes]:
     figure = style.new_figure(style.COLUMN, 2.1 + height)
     top, rows = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
     top.stairs(counts.sum(0), edges, fill=True, color=style.BLUE, label="main edit")
-    top.set_yscale("log")
+    top.set_yscale("log" if counts.any() else "linear")
     top.set_ylim(0.5, None)
     top.set_ylabel("all layers:\ncount")
     for row, count in enumerate(counts):

@@ -24,9 +24,9 @@ class Captured:
     ``observation.records`` holds by name what the store's variables of that name hold, ``[B, T, H]`` (``read`` ``[B, T, H, V]``).
     ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate: what the model's own kernel
     returned. ``initial_state`` ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where
-    the rows are the sequences. Of a padded batch of another library's model the pads at either end of a row are left out: its
-    rows are packed into one, with ``cu_seqlens``, in which ``states_at`` counts too; the observation's last states are those
-    after each row's last token, where the model's own cache also passes through the pads after it.
+    the rows are the sequences. Of a padded batch of another library's model the pads at either end of a row are left out, unless
+    the memory passes through them: the rows are packed into one, with ``cu_seqlens``, in which ``states_at`` counts too. The
+    observation's last states are those after each row's last token; the model's own cache passes through the pads after it too.
     """
 
     layer: int

@@ -164,7 +164,8 @@ def _check_tying(config: Description, stored: Weights) -> None:
     """Refuse an output over the vocabulary that is the embedding by the configuration, and not by the weights."""
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config.config, config.config.get_text_config()))
     head, embedding = (
-        next((name for name in stored.dtypes if name.endswith(end)), None) for end in ("lm_head.weight", "embed_tokens.weight")
+        next((name for name in stored.dtypes if name.endswith(end)), None)
+        for end in ("lm_head.weight", ("embed_tokens.weight", "embeddings.weight"))
     )
     if tied and head and embedding and not torch.equal(stored.tensor(head), stored.tensor(embedding)):
         raise CheckpointError(
