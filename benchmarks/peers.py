@@ -185,21 +185,27 @@ def main() -> int:
     names = ["transformers", *["transformer_lens"] * lens]
     versions = ", ".join(f"{name.replace('_', '-')} {version(name.replace('_', '-'))}" for name in names)
     where = torch.cuda.get_device_name() if device != "cpu" else f"{os.cpu_count()} cores"
-    print(f"{where}, Python {platform.python_version()}, torch {torch.__version__}, {versions}; medians of {ROUNDS} rounds")
+    print(
+        f"{where}, Python {platform.python_version()}, torch {torch.__version__}, {versions}; medians of {ROUNDS} rounds",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         save_model(directory, device)
         if lens and not (worst := disagreement(directory)) <= TOLERANCE:
             print(f"TransformerLens: states differ by {worst:.1e}, nothing timed")
             return 1
-        found = {form: apart(form, directory, device) for form in FORMS if lens or form != "TransformerLens"}
-    sizes = SIZES[device]
-    print(
-        f"T = {LENGTH[device]}, {sizes['num_hidden_layers']} layers, {sizes['linear_num_value_heads']} heads, "
-        f"K = V = {sizes['linear_key_head_dim']}\n\n| form | ms | of forward | peak, MB |\n|---|---|---|---|"
-    )
-    for form, (ms, mb) in found.items():
-        print(f"| {form} | {ms:.0f} | {ms / found['forward'][0]:.2f} | {mb:.0f} |")
+        sizes = SIZES[device]
+        print(
+            f"T = {LENGTH[device]}, {sizes['num_hidden_layers']} layers, {sizes['linear_num_value_heads']} heads, "
+            f"K = V = {sizes['linear_key_head_dim']}\n\n| form | ms | of forward | peak, MB |\n|---|---|---|---|"
+        )
+        forward = None
+        for form in FORMS:
+            if lens or form != "TransformerLens":
+                ms, mb = apart(form, directory, device)
+                forward = forward or ms
+                print(f"| {form} | {ms:.0f} | {ms / forward:.2f} | {mb:.0f} |", flush=True)
     return 0
 
 

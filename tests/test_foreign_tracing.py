@@ -249,3 +249,33 @@ def test_text_is_read_with_the_checkpoints_tokenizer(
     (where / "tokenizer.json").write_text("{}")
     assert call(monkeypatch, "trace", where, "--text", "a", "-o", tmp_path / "other.zarr") == 2
     assert "expected a tokenizer that transformers can read" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_device_holds_one_layer_whatever_the_depth(tmp_path: Path) -> None:
+    extra = []
+    for depth in (2, 8):
+        model = tiny("qwen3_5_text", num_hidden_layers=depth, layer_types=["linear_attention"] * depth)
+        directory = save(model, tmp_path / str(depth))
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        for run in ("warm", "counted"):  # what PyTorch's libraries keep is taken once
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            qp.trace(directory, [qp.Prompt(np.arange(4096) % 64)], tmp_path / f"{run}{depth}.zarr", device="cuda")
+        extra.append(torch.cuda.max_memory_allocated() - before - weights)
+    shallow, deep = extra
+    assert deep <= 1.02 * shallow
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "kimi_linear"])
+def test_a_model_over_two_gpus(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate")
+    prompts, model = write_prompts(tmp_path, 5, 70), save(tiny(model_type), tmp_path / "model")
+    loaded = checkpoint.load(model, device=None, dtype=torch.float32)
+    assert {str(p.device) for p in loaded.parameters()} == {"cuda:0", "cuda:1"}
+    one = trace(monkeypatch, model, prompts, "--device", "cuda").load()
+    spread = trace(monkeypatch, model, prompts, "--device", "auto", "--overwrite").load()
+    for name, x in one.data_vars.items():
+        np.testing.assert_array_equal(spread[name], x, err_msg=str(name))
