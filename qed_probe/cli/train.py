@@ -16,6 +16,7 @@ Steps = Annotated[int | None, typer.Option(help="Optimizer steps, if not the rec
 Batch = Annotated[int | None, typer.Option(help="Sequences a step, if not the recipe's.")]
 MicroBatch = Annotated[int | None, typer.Option(help="Sequences at a time, if not the recipe's or --batch.")]
 Length = Annotated[int | None, typer.Option(help="Tokens a sequence, if not the recipe's.")]
+LambdaMax = Annotated[float | None, typer.Option(help="The upper end of λ, if not 0.25.")]
 Rate = Annotated[float | None, typer.Option(help="Peak learning rate, if not the recipe's.")]
 Precision = Annotated[str | None, typer.Option(help="float32 or bfloat16 (autocast), if not the recipe's.")]
 Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids to train on, where the recipe reads them.")]
@@ -36,6 +37,7 @@ def train(
     micro_batch: MicroBatch = None,
     length: Length = None,
     rate: Rate = None,
+    lambda_max: LambdaMax = None,
     precision: Precision = None,
     tokens: Tokens = None,
     seed: Seed = 0,
@@ -46,7 +48,7 @@ def train(
     """Train a reference model with any arm of the family."""
     import torch
 
-    config = qp.preset(preset, arm)
+    config = qp.arm(arm, preset, lambda_max=lambda_max)
     asked: dict[str, Any] = {"steps": steps, "batch": batch, "micro_batch": micro_batch or batch}
     asked |= {"length": length, "rate": rate, "precision": precision}
     recipe = replace(qp.RECIPES[preset], **{name: value for name, value in asked.items() if value is not None})
