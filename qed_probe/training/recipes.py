@@ -71,6 +71,6 @@ RECIPES: dict[str, Recipe] = {
         save_every=500,
     ),
 }
-"""By the names of the model presets. ``tiny`` was found on gdn2 alone, by what it learns at the training length, with seeds from
-100 on, which nothing else uses (docs/findings.md). ``340m`` has the rate, batch, length, tokens, precision and decay of QED (arXiv
+"""By the names of the model presets. ``tiny`` was found on gdn2 alone, by what it learns at the training length, with seeds that
+nothing else uses, from 100 on (docs/findings.md). ``340m`` has the rate, batch, length, tokens, precision and decay of QED (arXiv
 2608.13668, Sec. 4); its warm-up, weight decay and clipping are the usual ones, as the paper gives none."""

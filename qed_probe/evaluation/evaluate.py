@@ -1,0 +1,169 @@
+"""Retrieval by length, and loss, of any number of checkpoints over the same samples."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+
+from qed_probe.errors import InputError
+from qed_probe.evaluation.answers import read_answers
+from qed_probe.kernels import MIXERS
+from qed_probe.models.checkpoint import read_provenance
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.device import enough_memory, find_device
+from qed_probe.models.foreign.description import Description
+from qed_probe.models.language import LanguageModel
+from qed_probe.models.model import Model
+from qed_probe.models.opening import describe, open_model
+from qed_probe.store.outcomes import make_outcomes
+from qed_probe.tasks import TASKS, Prompt, task_prompts, token_prompts
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+STRENGTHS = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)
+"""Of QED's test at inference (arXiv 2608.13668, Table 4)."""
+TOGETHER = {"cpu": 1 << 13, "cuda": 1 << 18}
+"""Tokens a pass, or one sample."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Configs = Mapping[str, ModelConfig | Description]
+
+Progress = Callable[[int, int, str], None]
+"""Called with the tokens done, their total, and the checkpoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples of one length: ``tokens`` int32 ``[N, T]``, their ``answer`` last, and ``depth`` and ``fingerprint`` of each."""
+
+    tokens: NDArray[np.int32]
+    answer: int
+    depth: NDArray[np.float64]
+    fingerprint: NDArray[np.int64]
+
+
+def evaluate(
+    checkpoints: Sequence[str | Path],
+    *,
+    task: str = "niah",
+    lengths: Sequence[int] = LENGTHS,
+    samples: int = 500,
+    seed: int = 0,
+    tokens: str | Path | None = None,
+    strengths: Sequence[float] = (1.0,),
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """What each checkpoint answers to the same samples of a task at each length, one row of outcomes a sample.
+
+    The samples are those of ``task_prompts`` with this seed. With ``tokens``, a ``.npy`` file of ids ``[T]`` or ``[N, T]``, the
+    task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``strengths`` scales every λ, in all of a
+    pass. Raises InputError for what cannot be run, and CheckpointError.
+    """
+    _check(checkpoints, strengths, dtype)
+    configs = {str(path): describe(path, trust_remote_code=trust_remote_code) for path in checkpoints}
+    if any(strength != 1 for strength in strengths):
+        _check_scalable(configs)
+    of_length = _samples(configs, task, lengths, samples, seed, tokens)
+    tables = []
+    total = sum(part.tokens.size for part in of_length) * len(checkpoints) * len(strengths)
+    done = 0
+    for path, config in configs.items():
+        model = open_model(path, device=find_device(device), dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        about = _about(path, config) | {"task": task if tokens is None else "tokens"}
+        for strength in strengths:
+            if isinstance(model, LanguageModel):
+                for mixer in model.mixers.values():
+                    mixer.strength = strength
+            for part in of_length:
+                tables.append(make_outcomes(about | {"strength": strength} | _outcomes(model, part)))
+                done += part.tokens.size
+                if progress is not None:
+                    progress(done, total, path)
+    outcomes: xr.Dataset = xr.concat(tables, "sample", combine_attrs="override")
+    return outcomes
+
+
+def _outcomes(model: Model, samples: Samples) -> dict[str, Any]:
+    """One length of one model: a column, or what all its rows share, under each name."""
+    (n, T), answer = samples.tokens.shape, samples.answer
+    together = max(TOGETHER[model.device.type] // T, 1)
+    written, loss, answer_loss = [], [], []
+    for part in np.split(samples.tokens, range(together, n, together)):
+        with enough_memory(f"{len(part)} samples of {T} tokens, in one pass"):
+            said, nll = read_answers(model, torch.from_numpy(part.astype(np.int64)).to(model.device), answer)
+            loss.append(nll.mean(1).double().cpu().numpy())
+            answer_loss.append(nll[:, T - 1 - answer :].mean(1).double().cpu().numpy())
+            written.append(said.cpu().numpy())
+    found: dict[str, Any] = {"length": T, "index": np.arange(n), "depth": samples.depth, "fingerprint": samples.fingerprint}
+    found |= {"loss": np.concatenate(loss)}
+    if not answer:
+        return found
+    expected, predicted = samples.tokens[:, -answer:], np.concatenate(written)
+    return found | {
+        "answer_loss": np.concatenate(answer_loss),
+        "answer": _text(expected),
+        "prediction": _text(predicted),
+        "correct": (expected == predicted).all(1),
+    }
+
+
+def _text(rows: NDArray[np.integer]) -> NDArray[np.object_]:
+    return np.array([row.astype(np.uint8).tobytes().decode("utf-8", "backslashreplace") for row in rows], object)
+
+
+def _samples(
+    configs: Configs, task: str, lengths: Sequence[int], samples: int, seed: int, tokens: str | Path | None
+) -> list[Samples]:
+    if tokens is not None:
+        smallest = min(config.vocab_size for config in configs.values())
+        return [_packed(list(token_prompts(tokens, smallest)), 0)]
+    for path, config in configs.items():
+        if not isinstance(config, ModelConfig) or config.tokenizer != "bytes":
+            raise InputError(f"{path}: expected a model over bytes for the task {task!r}, found one over other tokens")
+    if len(set(lengths)) < len(lengths) or not lengths:
+        raise InputError(f"lengths: expected some that differ, found {', '.join(map(str, lengths)) or 'none'}")
+    return [_packed(list(task_prompts(task, length, samples, seed)), TASKS[task].answer) for length in lengths]
+
+
+def _packed(prompts: list[Prompt], answer: int) -> Samples:
+    tokens = np.stack([prompt.tokens.astype(np.int32) for prompt in prompts])
+    depth = np.array([prompt.details.get("depth", math.nan) for prompt in prompts])
+    return Samples(tokens, answer, depth, np.array([prompt.fingerprint for prompt in prompts]))
+
+
+def _about(path: str, config: ModelConfig | Description) -> dict[str, Any]:
+    """What all outcomes of a checkpoint share."""
+    made = read_provenance(path) if isinstance(config, ModelConfig) else {}
+    used = config.used() if isinstance(config, ModelConfig) else {}
+    return {
+        "model": Path(path).resolve().name,
+        "arm": config.mixer,
+        "seed": made.get("seed", -1),
+        "lambda_max": used.get("lambda_max", math.nan),
+        "trained_length": made.get("recipe", {}).get("length", 0),
+        "learned_at": made.get("learned_at", -1),
+    }
+
+
+def _check_scalable(configs: Configs) -> None:
+    for path, config in configs.items():
+        if not isinstance(config, ModelConfig) or MIXERS[config.mixer].direction is None:
+            raise InputError(f"{path}: expected a model that adds a direction, whose λ can be scaled, found {config.mixer}")
+
+
+def _check(checkpoints: Sequence[str | Path], strengths: Sequence[float], dtype: str) -> None:
+    names = [str(path) for path in checkpoints]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"checkpoints: expected some that differ, found {', '.join(names) or 'none'}")
+    if not strengths or len(set(strengths)) < len(strengths) or not all(map(math.isfinite, strengths)):
+        raise InputError(f"strengths: expected finite numbers that differ, found {', '.join(map(str, strengths)) or 'none'}")
+    if dtype not in DTYPES:
+        raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
