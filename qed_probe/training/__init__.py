@@ -1,8 +1,8 @@
 """Reference models: a recipe, a schedule and one training loop that can be stopped and resumed."""
 
-from qed_probe.training.objective import evaluate_niah
+from qed_probe.training.objective import evaluate_task
 from qed_probe.training.recipes import RECIPES, Recipe
 from qed_probe.training.schedule import wsd
 from qed_probe.training.train import train
 
-__all__ = ["RECIPES", "Recipe", "evaluate_niah", "train", "wsd"]
+__all__ = ["RECIPES", "Recipe", "evaluate_task", "train", "wsd"]
