@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
-    from qed_probe.tasks import Prompt, file_prompts, niah_prompts, text_prompts, token_prompts
+    from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
     from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, train, train_grid
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "ByteTokenizer", "Captured", "CheckFailed", "CheckpointError",
-    "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig", "Prompt",
-    "QedProbeError", "Recipe", "StoreError", "Tokens", "__version__", "analyses", "arm", "capture", "describe", "diff",
-    "errors", "estimate", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts",
-    "open", "open_inputs", "open_states", "plot", "preset", "read_config", "read_provenance", "recurrence", "reference", "run",
-    "save_model", "store", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
+    "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
+    "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig",
+    "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
+    "describe", "diff", "errors", "estimate", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models",
+    "niah_prompts", "open", "open_inputs", "open_states", "plot", "preset", "read_config", "read_provenance", "recurrence",
+    "reference", "run", "save_model", "store", "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train",
+    "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -47,7 +48,7 @@ _HOMES = {
     "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
-    "tasks": ("Prompt", "file_prompts", "niah_prompts", "text_prompts", "token_prompts"),
+    "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),
     "training": ("GRID", "RECIPES", "Job", "Recipe", "arm", "train", "train_grid"),
 }

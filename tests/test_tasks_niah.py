@@ -1,4 +1,4 @@
-"""S-NIAH-1 against RULER's own templates and against the definition of its parts."""
+"""S-NIAH-1 to -3 against RULER's own templates and against the definition of their parts."""
 
 import re
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qed_probe.errors import InputError
-from qed_probe.tasks import Prompt, niah_prompts, niah_tokens
-from qed_probe.tasks.niah import ADJECTIVES, NOUNS, shortest
+from qed_probe.tasks import TASKS, Prompt, niah_prompts
+from qed_probe.tasks.samples import ADJECTIVES, NOUNS
 
 # RULER's constants, from which its generator makes the singular wording for one needle and one question.
 TEMPLATE = (
@@ -17,6 +17,7 @@ TEMPLATE = (
     "The special magic {type_needle_v} for {query} mentioned in the provided text are"
 )
 NEEDLE = "One of the special magic {type_needle_v} for {key} is: {value}."
+SHORTEST = TASKS["niah"].shortest()
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
@@ -34,7 +35,7 @@ def part(prompt: Prompt, role: str) -> str:
     return bytes(prompt.tokens[prompt.roles == role].astype(np.uint8)).decode("ascii")
 
 
-@pytest.mark.parametrize("length", [shortest(), shortest() + 1, 512, 1000, 4097])
+@pytest.mark.parametrize("length", [SHORTEST, SHORTEST + 1, 512, 1000, 4097])
 def test_wording_is_rulers(length: int) -> None:
     for prompt in niah_prompts(length, 20, seed=3):
         whole = text(prompt)
@@ -86,8 +87,8 @@ def test_a_sample_depends_on_seed_and_index_alone() -> None:
     few, many, other = (list(map(text, niah_prompts(600, n, seed=s))) for n, s in ((3, 7), (9, 7), (9, 8)))
     assert many[:3] == few
     assert len(set(many + other)) == 18
-    stream = niah_tokens(600, range(20), 7)
-    np.testing.assert_array_equal(niah_tokens(600, [4, 11], 7), stream[[4, 11]])
+    stream = TASKS["niah"].stream(600, range(20), 7)
+    np.testing.assert_array_equal(TASKS["niah"].stream(600, [4, 11], 7), stream[[4, 11]])
 
 
 def test_samples_are_made_when_they_are_asked_for() -> None:
@@ -98,7 +99,7 @@ def test_samples_are_made_when_they_are_asked_for() -> None:
 
 
 def test_training_never_sees_the_fresh_samples() -> None:
-    trained = {bytes(row.astype(np.uint8)) for row in niah_tokens(512, range(2000), 0)}
+    trained = {bytes(row.astype(np.uint8)) for row in TASKS["niah"].stream(512, range(2000), 0)}
     assert len(trained) == 2000
     assert not trained & {text(prompt).encode() for prompt in niah_prompts(512, 200, 0)}
 
@@ -106,7 +107,7 @@ def test_training_never_sees_the_fresh_samples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((shortest() - 1, 1, 0), f"at least {shortest()} bytes.*found {shortest() - 1}"),
+        ((SHORTEST - 1, 1, 0), f"at least {SHORTEST} bytes.*found {SHORTEST - 1}"),
         ((512, 0, 0), "one sample, found 0"),
         ((512, 1, -1), "seed.*found -1"),
     ],

@@ -18,8 +18,8 @@ from qed_probe.kernels.packing import chunk_table
 from qed_probe.models import checkpoint
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import Cache, LanguageModel
-from qed_probe.tasks import niah_prompts, niah_tokens
-from qed_probe.training import Recipe, evaluate_niah, train
+from qed_probe.tasks import TASKS, niah_prompts
+from qed_probe.training import Recipe, evaluate_task, train
 from qed_probe.training.objective import batch
 from qed_probe.training.pull import Pull
 from qed_probe.training.train import parameter_groups
@@ -131,11 +131,11 @@ def test_the_output_is_a_checkpoint_that_says_where_it_came_from(undisturbed: Pa
     assert provenance["seed"] == 3
     assert provenance["steps"] == 6
     assert provenance["recipe"]["rate"] == 1e-2
-    assert provenance["fresh_accuracy"] == evaluate_niah(model, 380, 200, 3)
+    assert provenance["fresh_accuracy"] == evaluate_task(model, "niah", 380, 200, 3)
 
 
 def test_the_first_losses_are_those_of_the_definition(undisturbed: Path) -> None:
-    tokens = torch.from_numpy(niah_tokens(380, range(4), 3))
+    tokens = torch.from_numpy(TASKS["niah"].stream(380, range(4), 3))
     model = new_model(3)
     with torch.no_grad():
         nll = -torch.log_softmax(model.logits(model(tokens)).double(), -1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
@@ -239,7 +239,7 @@ def test_accuracy_counts_whole_answers_of_fresh_samples() -> None:
     expected = sum(b"9" not in answer for answer in answers) / 50
     assert 0 < expected < 1
     for size in (7, 50):
-        assert evaluate_niah(Reader(CONFIG), 400, 50, 7, size) == expected
+        assert evaluate_task(Reader(CONFIG), "niah", 400, 50, 7, size) == expected
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def wsd_of(step: int) -> float:
         ({"decay": 1.5}, "decay: .*found 1.5"),
         ({"clip": 0.0}, "clip: .*found 0.0"),
         ({"length": 1}, "length: .*found 1"),
-        ({"task": "poetry"}, "task: expected one of niah, tokens, found 'poetry'"),
+        ({"task": "poetry"}, "task: expected one of niah, niah-2, niah-3, reassignment, tokens, found 'poetry'"),
         ({"precision": "float16"}, "precision: expected one of float32, bfloat16, found 'float16'"),
     ],
 )

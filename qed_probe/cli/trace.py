@@ -22,7 +22,7 @@ Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]
 Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T].")]
 Chat = Annotated[bool, typer.Option("--chat", help="Texts are a user's messages, in the tokenizer's chat template.")]
-Task = Annotated[str | None, typer.Option(help="niah: a needle in a haystack; the default where no prompts are given.")]
+Task = Annotated[str | None, typer.Option(help="niah (where no prompts are given), niah-2, niah-3 or reassignment.")]
 Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
 Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
@@ -125,8 +125,9 @@ def _prompts(
     sized = [option for option, value in {"--length": length, "--samples": samples}.items() if value is not None]
     if sized and given and given != ["--task"]:
         raise InputError(f"{' and '.join(sized)}: expected with a task, found with {given[0]}")
-    if sources["--task"] not in (None, "niah"):
-        raise InputError(f"--task: expected niah, found {sources['--task']!r}")
+    task = sources["--task"] or "niah"
+    if task not in qp.TASKS:
+        raise InputError(f"--task: expected one of {', '.join(qp.TASKS)}, found {task!r}")
     if chat and not (sources["--text"] or sources["--prompts"]):
         raise InputError(f"--chat: expected text, with --text or --prompts, found {given[0] if given else 'no prompts'}")
     if sources["--tokens"]:
@@ -138,9 +139,10 @@ def _prompts(
         return qp.file_prompts(sources["--prompts"], tokenizer, ids=not chat)
     if not isinstance(tokenizer, qp.ByteTokenizer):
         raise InputError(
-            "--task niah: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
+            f"--task {task}: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
         )
-    return qp.niah_prompts(_training_length(checkpoint) if length is None else length, 16 if samples is None else samples, seed)
+    length = _training_length(checkpoint) if length is None else length
+    return qp.task_prompts(task, length, 16 if samples is None else samples, seed)
 
 
 def _training_length(checkpoint: str | None) -> int:

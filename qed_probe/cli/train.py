@@ -12,6 +12,7 @@ from qed_probe.cli import screen
 Arm = Annotated[str, typer.Argument(metavar="ARM", help="The mixer: qed, gdn2, eda, kda ….")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="The checkpoint; else runs/ARM-seedSEED.")]
 Preset = Annotated[str, typer.Option(help="Sizes and recipe: tiny or 340m.")]
+Task = Annotated[str | None, typer.Option(help="niah, niah-2, niah-3, reassignment or tokens, if not the recipe's.")]
 Steps = Annotated[int | None, typer.Option(help="Optimizer steps, if not the recipe's.")]
 Batch = Annotated[int | None, typer.Option(help="Sequences a step, if not the recipe's.")]
 MicroBatch = Annotated[int | None, typer.Option(help="Sequences at a time, if not the recipe's or --batch.")]
@@ -32,6 +33,7 @@ def train(
     arm: Arm,
     output: Output = None,
     preset: Preset = "tiny",
+    task: Task = None,
     steps: Steps = None,
     batch: Batch = None,
     micro_batch: MicroBatch = None,
@@ -49,7 +51,7 @@ def train(
     import torch
 
     config = qp.arm(arm, preset, lambda_max=lambda_max)
-    asked: dict[str, Any] = {"steps": steps, "batch": batch, "micro_batch": micro_batch or batch}
+    asked: dict[str, Any] = {"task": task, "steps": steps, "batch": batch, "micro_batch": micro_batch or batch}
     asked |= {"length": length, "rate": rate, "precision": precision}
     recipe = replace(qp.RECIPES[preset], **{name: value for name, value in asked.items() if value is not None})
     output = output or Path("runs", f"{arm}-seed{seed}")

@@ -24,7 +24,7 @@ LINE = 0.17
 SHORT = 6  # lines that fit a paper's column
 GAP = " … "
 SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍", "\\n": "↵", "\\t": "⇥", "\\r": "␍"}
-ROLE_COLOURS = {"needle": style.VERMILION, "question": style.SKY, "answer": style.GREEN}
+ROLE_COLOURS = {"needle": style.VERMILION, "current": style.VERMILION, "question": style.SKY, "answer": style.GREEN}
 OTHER_COLOURS = (style.PURPLE, style.ORANGE, style.BLUE, style.YELLOW)
 
 

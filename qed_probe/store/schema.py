@@ -165,7 +165,7 @@ def _plain(value: object) -> object:
 
 def detail(name: str) -> Variable:
     """What a task knows of each prompt beforehand (``length``, ``depth``…): a coordinate along ``prompt``."""
-    known = {"depth": "share of the noise that comes before the needle"}
+    known = {"depth": "share of the noise that comes before what is asked for", "updates": "earlier values of what is asked for"}
     return _coordinate(name, "prompt", "float64", known.get(name, f"{name} of the prompt"))
 
 

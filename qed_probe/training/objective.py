@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.models.language import LanguageModel
-from qed_probe.tasks.niah import DIGITS, niah_prompts, niah_tokens
+from qed_probe.tasks.table import TASKS, task_prompts
 from qed_probe.training.recipes import Recipe
 
 
@@ -18,7 +18,8 @@ def batch(recipe: Recipe, seed: int, step: int, ids: NDArray[np.integer] | None,
     Windows of ``ids`` ``[tokens]`` start anywhere with equal chance. Raises InputError for an id outside ``[0, vocab_size)``.
     """
     if ids is None:
-        return torch.from_numpy(niah_tokens(recipe.length, range(step * recipe.batch, (step + 1) * recipe.batch), seed))
+        samples = range(step * recipe.batch, (step + 1) * recipe.batch)
+        return torch.from_numpy(TASKS[recipe.task].stream(recipe.length, samples, seed))
     starts = np.random.default_rng((seed, step)).integers(len(ids) - recipe.length + 1, size=recipe.batch)
     rows = np.stack([ids[start : start + recipe.length].astype(np.int64) for start in starts])
     outside = np.argwhere((rows < 0) | (rows >= vocab_size))
@@ -32,7 +33,7 @@ def batch(recipe: Recipe, seed: int, step: int, ids: NDArray[np.integer] | None,
 
 
 def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, Tensor]:
-    """The loss to minimise and its parts over ``tokens`` ``[B, T]``, in nats a token, and for ``niah`` the batch's accuracy."""
+    """The loss to minimise and its parts over ``tokens`` ``[B, T]``, in nats a token, and the accuracy on answers."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
         logits = model.logits(model(tokens)[:, :-1]).float()
     targets = tokens[:, 1:]
@@ -40,8 +41,9 @@ def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, T
     language = nll.mean()
     if recipe.task == "tokens":
         return {"loss": language}
-    answer = nll[:, -DIGITS:].mean()
-    right = solved(logits[:, -DIGITS:], targets[:, -DIGITS:]).float().mean()
+    size = TASKS[recipe.task].answer
+    answer = nll[:, -size:].mean()
+    right = solved(logits[:, -size:], targets[:, -size:]).float().mean()
     return {"loss": recipe.lm_weight * language + answer, "lm_loss": language, "answer_loss": answer, "accuracy": right}
 
 
@@ -55,14 +57,14 @@ def solved(logits: Tensor, answer: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def evaluate_niah(model: LanguageModel, length: int, samples: int, seed: int, batch: int = 64) -> float:
-    """The share of fresh needle prompts whose seven digits greedy decoding gets right, ``batch`` prompts at a time.
+def evaluate_task(model: LanguageModel, task: str, length: int, samples: int, seed: int, batch: int = 64) -> float:
+    """The share of a task's fresh prompts whose whole answer greedy decoding gets right, ``batch`` prompts at a time.
 
-    Raises InputError as ``niah_prompts`` does.
+    Raises InputError as ``task_prompts`` does.
     """
-    tokens = torch.from_numpy(np.stack([prompt.tokens for prompt in niah_prompts(length, samples, seed)]))
-    right = 0
+    tokens = torch.from_numpy(np.stack([prompt.tokens for prompt in task_prompts(task, length, samples, seed)]))
+    right, size = 0, TASKS[task].answer
     for part in torch.split(tokens.to(model.embed.weight.device), batch):
-        logits = model.logits(model(part)[:, -DIGITS - 1 : -1])
-        right += int(solved(logits, part[:, -DIGITS:]).sum())
+        logits = model.logits(model(part)[:, -size - 1 : -1])
+        right += int(solved(logits, part[:, -size:]).sum())
     return right / samples

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 from math import isfinite
 
 from qed_probe.errors import InputError
+from qed_probe.tasks.table import TASKS
 
-TASKS = ("niah", "tokens")
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -15,9 +15,9 @@ class Recipe:
 
     A step sees ``batch`` sequences of ``length`` tokens, ``micro_batch`` at a time. ``rate`` is the peak of the WSD schedule,
     ``warmup`` its first steps and ``decay`` the share of the steps in which it falls; θ takes ``theta_rate_factor`` times it. The
-    task ``niah`` minimises lm_weight·(mean loss of all tokens) + mean loss of the answer's digits, ``tokens`` the plain language
-    model's loss over a file of ids. ``bfloat16`` is autocast over float32 master weights. A line is logged every ``log_every``
-    steps, and the run is saved every ``save_every``, a multiple of it. Raises InputError if a value cannot be used.
+    task ``tokens`` minimises the plain language model's loss over a file of ids, one of ``TASKS`` lm_weight·(mean loss of all
+    tokens) + mean loss of the answer's. ``bfloat16`` is autocast over float32 master weights. A line is logged every
+    ``log_every`` steps, and the run is saved every ``save_every``, a multiple of it. Raises InputError if a value cannot be used.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Recipe:
             ("save_every", self.save_every % self.log_every == 0, f"a multiple of log_every, {self.log_every}"),
             ("decay", self.decay <= 1, "a share of the steps, at most 1"),
             ("clip", self.clip > 0, "more than 0"),
-            ("task", self.task in TASKS, f"one of {', '.join(TASKS)}"),
+            ("task", self.task in (*TASKS, "tokens"), f"one of {', '.join((*TASKS, 'tokens'))}"),
             ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
         )
         for name, holds, expected in expectations:

@@ -20,9 +20,9 @@ from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import find_device
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.layers import HeadLinear
-from qed_probe.tasks.niah import shortest
 from qed_probe.tasks.prompts import open_ids
-from qed_probe.training.objective import batch, evaluate_niah
+from qed_probe.tasks.table import TASKS
+from qed_probe.training.objective import batch, evaluate_task
 from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 from qed_probe.training.schedule import wsd
@@ -51,7 +51,7 @@ def train(
     ``tokens`` is the ``.npy`` file of ids ``[tokens]`` that the task ``tokens`` reads. ``output`` gets config.json and
     model.safetensors (weights in ``save_dtype``), training.pt (the run, float32) and log.jsonl (every line has the loss and its
     parts, the rate, tokens a second, and λ of each layer and head). Ctrl-C saves after the step that is running. Returns the last
-    line, the steps, tokens and seconds, and for ``niah`` the accuracy of the saved model over 200 fresh samples.
+    line, the steps, tokens and seconds, and, if the task has answers, the accuracy of the saved model over 200 fresh samples.
 
     Raises InputError if config, recipe, tokens or device do not fit together, if ``output`` holds something and ``resume`` is
     off, or if it is on and the run there was another one; CheckFailed if the loss is no longer finite.
@@ -70,11 +70,11 @@ def train(
     with _interruptible() as interrupted:
         _loop(run, progress, interrupted)
         save(run)
-        if recipe.task == "niah" and not interrupted.is_set():
+        if recipe.task in TASKS and not interrupted.is_set():
             saved = checkpoint.load(output, device=device)
             found = {
                 "fresh_samples": FRESH,
-                "fresh_accuracy": evaluate_niah(saved, recipe.length, FRESH, seed, recipe.micro_batch),
+                "fresh_accuracy": evaluate_task(saved, recipe.task, recipe.length, FRESH, seed, recipe.micro_batch),
             }
             save(run, **found)
     if interrupted.is_set():
@@ -149,14 +149,19 @@ def _new_model(config: ModelConfig, seed: int, device: torch.device) -> Language
 def _check_task(config: ModelConfig, recipe: Recipe, seed: int, tokens: str | Path | None) -> None:
     if seed < 0:
         raise InputError(f"expected a seed of at least 0, found {seed}")
-    if recipe.task == "tokens" and tokens is None:
-        raise InputError("expected a .npy file of token ids for the task 'tokens', found none")
-    if recipe.task == "niah" and tokens is not None:
-        raise InputError(f"expected no token file for the task 'niah', found {tokens}")
-    if recipe.task == "niah" and config.tokenizer != "bytes":
-        raise InputError(f"expected a model with tokenizer 'bytes' for the task 'niah', found {config.tokenizer!r}")
-    if recipe.task == "niah" and recipe.length < shortest():
-        raise InputError(f"expected a length of at least {shortest()} bytes for the task 'niah', found {recipe.length}")
+    if recipe.task not in TASKS:
+        if tokens is None:
+            raise InputError(f"expected a .npy file of token ids for the task {recipe.task!r}, found none")
+        return
+    task = TASKS[recipe.task]
+    if tokens is not None:
+        raise InputError(f"expected no token file for the task {task.name!r}, found {tokens}")
+    if config.tokenizer != "bytes":
+        raise InputError(f"expected a model with tokenizer 'bytes' for the task {task.name!r}, found {config.tokenizer!r}")
+    if recipe.length < task.shortest():
+        raise InputError(
+            f"expected a length of at least {task.shortest()} bytes for the task {task.name!r}, found {recipe.length}"
+        )
 
 
 def _open_tokens(path: str | Path, recipe: Recipe) -> NDArray[np.integer]:
