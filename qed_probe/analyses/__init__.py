@@ -6,16 +6,22 @@ from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
+from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
 
 __all__ = [
     "Analysis",
+    "binomial_interval",
     "correction_share",
     "difference",
     "eigenvalue_bounds",
     "eigenvalues",
     "half_life",
+    "holm",
+    "mcnemar",
+    "mean_interval",
+    "page",
     "rho",
     "rho_read",
     "summary",
