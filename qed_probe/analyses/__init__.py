@@ -1,18 +1,24 @@
 """From a trace's Dataset to a small Dataset of numbers: each analysis is an array function and one labelled function on top."""
 
+from qed_probe.analyses.accuracy import accuracy, by_depth, usable_length
 from qed_probe.analyses.blocks import Analysis
 from qed_probe.analyses.bounds import eigenvalue_bounds
+from qed_probe.analyses.contrasts import contrast
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
+from qed_probe.analyses.strengths import strengths
 from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
 
 __all__ = [
     "Analysis",
+    "accuracy",
     "binomial_interval",
+    "by_depth",
+    "contrast",
     "correction_share",
     "difference",
     "eigenvalue_bounds",
@@ -24,6 +30,8 @@ __all__ = [
     "page",
     "rho",
     "rho_read",
+    "strengths",
     "summary",
     "token_strip",
+    "usable_length",
 ]

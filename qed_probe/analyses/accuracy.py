@@ -20,18 +20,16 @@ def accuracy(outcomes: xr.Dataset) -> xr.Dataset:
 
     Dims ``run``, labelled by model, arm (with its λ_max if not the usual one), seed, task, trained_length (tokens) and learned_at
     (the training step, 0 never, −1 unknown), and ``length`` (tokens). ``correct`` and ``samples`` are counts, ``accuracy``,
-    ``low`` and ``high`` shares; where a run has no samples of a length, 0 and NaN. Raises StoreError as ``judged`` does, and if no
-    outcome has strength 1.
+    ``low`` and ``high`` shares; where a run has no samples of a length, 0 and NaN. Raises StoreError as ``judged`` does, and if
+    no outcome has strength 1.
     """
     frame = judged(outcomes)
     frame = frame[frame["strength"] == 1]
     if frame.empty:
         raise StoreError("expected outcomes at strength 1, found others alone")
-    counts = _counts(frame, "length")
-    runs, lengths = counts["size"].index.to_frame(index=False), counts["size"].columns.to_numpy()
-    return shares(
-        counts["sum"].to_numpy(), counts["size"].to_numpy(), ("run", "length"), {**_labels(runs), "length": ("length", lengths)}
-    )
+    right, n = _counts(frame, ["length"])
+    coords = _labels(n) | {"length": ("length", n.columns.get_level_values(0).to_numpy())}
+    return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords)
 
 
 def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
@@ -47,22 +45,20 @@ def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
         raise StoreError("expected outcomes at strength 1 whose depth is known, found none")
     frame = frame.assign(bin=np.minimum((frame["depth"] * bins).astype(int), bins - 1))
     counts = _counts(frame, ["length", "bin"])
-    runs = counts["size"].index.to_frame(index=False)
-    lengths = np.sort(frame["length"].unique())
+    lengths, edges = np.sort(frame["length"].unique()), np.linspace(0, 1, bins + 1)
     columns = pd.MultiIndex.from_product([lengths, range(bins)])
-    shape = (len(runs), len(lengths), bins)
-    right, n = (counts[name].reindex(columns=columns, fill_value=0).to_numpy().reshape(shape) for name in ("sum", "size"))
-    edges = np.linspace(0, 1, bins + 1)
+    right, n = (table.reindex(columns=columns, fill_value=0).to_numpy().reshape(-1, len(lengths), bins) for table in counts)
     coords = {"length": ("length", lengths), "bin_start": ("bin", edges[:-1]), "bin_end": ("bin", edges[1:])}
-    return shares(right, n, ("run", "length", "bin"), _labels(runs) | coords)
+    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords)
 
 
 def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Dataset:
     """L_τ, the length up to which a run's accuracy stays at τ or more: dims ``run`` and ``level`` of what ``accuracy`` gave.
 
-    ``usable`` (tokens) lies where the line through (log length, accuracy) first falls below τ. It is censored where that does not
-    happen: ``censored`` is 1 where accuracy stays at τ up to the longest length, which is given, and −1 where it is below τ at the
-    shortest, with NaN. Raises InputError for a level outside (0, 1]. QED's "context about doubles" (Sec. 6) names no threshold.
+    ``usable`` (tokens) lies where the line through (log length, accuracy) first falls below τ. It is censored where that does
+    not happen: ``censored`` is 1 where accuracy stays at τ up to the longest length, which is given, and −1 where it is below τ
+    at the shortest, with NaN. Raises InputError for a level outside (0, 1]. QED's "context about doubles"
+    (Sec. 6) names no threshold.
     """
     if not levels or not all(0 < level <= 1 for level in levels):
         raise InputError(f"levels: expected shares from 0 to 1, found {', '.join(map(str, levels)) or 'none'}")
@@ -71,7 +67,11 @@ def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Datase
     censored = np.array([[how for _, how in row] for row in found])
     return xr.Dataset(
         {
-            "usable": (("run", "level"), usable, {"units": "token", "long_name": "length up to which accuracy stays at the level"}),
+            "usable": (
+                ("run", "level"),
+                usable,
+                {"units": "token", "long_name": "length up to which accuracy stays at the level"},
+            ),
             "censored": (("run", "level"), censored, {"long_name": "1: beyond all lengths, −1: below all lengths"}),
         },
         {name: ds[name] for name in ds.coords if ds[name].dims == ("run",)} | {"level": list(levels)},
@@ -91,15 +91,14 @@ def _crossing(lengths: Array, shares: Array, level: float) -> tuple[float, int]:
     return float(np.exp(x[at - 1] + share * (x[at] - x[at - 1]))), 0
 
 
-def _counts(frame: pd.DataFrame, by: str | list[str]) -> dict[str, pd.DataFrame]:
+def _counts(frame: pd.DataFrame, by: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """How many are right, and how many there are, a row a run."""
-    grouped = frame.groupby([*RUN, *([by] if isinstance(by, str) else by)], dropna=False, sort=True)["correct"]
-    table = grouped.agg(["sum", "size"]).unstack(by, fill_value=0)
-    return {name: table[name] for name in ("sum", "size")}
+    grouped = frame.groupby([*RUN, *by], dropna=False, sort=True)["correct"]
+    return grouped.sum().unstack(by, fill_value=0), grouped.size().unstack(by, fill_value=0)
 
 
-def _labels(runs: pd.DataFrame) -> dict[str, tuple[str, Array]]:
-    return {name: ("run", runs[name].to_numpy()) for name in RUN}
+def _labels(table: pd.DataFrame) -> dict[str, tuple[str, Array]]:
+    return {name: ("run", table.index.get_level_values(name).to_numpy()) for name in RUN}
 
 
 def shares(right: Array, n: Array, dims: tuple[str, ...], coords: dict[str, tuple[str, Array]]) -> xr.Dataset:

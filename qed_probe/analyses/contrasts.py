@@ -29,10 +29,10 @@ def contrast(
     """How many percentage points one arm's accuracy lies above another's, for each length and seed, at strength 1.
 
     Dims ``panel`` (labelled "qed − gdn2"), ``seed``, ``length`` (tokens): ``difference``, NaN where one of the two was not
-    trained; ``gained`` and ``lost``, samples that the first alone and the second alone got right; ``p``, exact McNemar's of these: it
-    compares two checkpoints, not two mechanisms. Dims panel, length: ``mean``, ``low``, ``high``, Student's 95 % interval over the
-    seeds from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner, and that
-    ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
+    trained; ``gained`` and ``lost``, samples that the first alone and the second alone got right; ``p``, exact McNemar's of
+    these: it compares two checkpoints, not two mechanisms. Dims panel, length: ``mean``, ``low``, ``high``, Student's 95 %
+    interval over the seeds from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner, and
+    that ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
 
     Raises InputError for a pair of equal arms or an unknown task, StoreError for an arm that is missing, arms that share no seed,
     and pairs that did not answer the same samples.
@@ -95,11 +95,11 @@ def _paired(frame: pd.DataFrame, first: str, second: str, seed: int) -> dict[int
     """Of each length: samples that the first alone got right, that the second alone did, and how many there are."""
     mine, theirs = of_run(frame, first, seed), of_run(frame, second, seed)
     check_pairs(mine, theirs, (f"{first} seed {seed}", f"{second} seed {seed}"))
-    both = pd.DataFrame({"mine": mine["correct"], "theirs": theirs["correct"]})
-    return {
-        int(length): (int((x.mine & ~x.theirs).sum()), int((~x.mine & x.theirs).sum()), len(x))
-        for length, x in both.groupby(level="length")
-    }
+    found = {}
+    for length in mine.index.unique("length"):
+        one, other = (run.loc[length, "correct"].to_numpy() for run in (mine, theirs))
+        found[int(length)] = int((one & ~other).sum()), int((~one & other).sum()), len(one)
+    return found
 
 
 def _check_pairs(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
@@ -115,13 +115,18 @@ def _check_pairs(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _common(frame: pd.DataFrame, first: str, second: str) -> Array:
-    return np.intersect1d(*(frame.loc[frame["arm"] == arm, "seed"] for arm in (first, second)))
+    mine, theirs = (frame.loc[frame["arm"] == arm, "seed"].to_numpy() for arm in (first, second))
+    return np.intersect1d(mine, theirs)
 
 
 def _unpaired(frame: pd.DataFrame, first: str, second: str) -> str:
     """Seeds of either arm that the other lacks."""
     mine, theirs = ({*frame.loc[frame["arm"] == arm, "seed"]} for arm in (first, second))
-    parts = [f"{arm} seed {', '.join(map(str, sorted(alone)))}" for arm, alone in ((first, mine - theirs), (second, theirs - mine)) if alone]
+    parts = [
+        f"{arm} seed {', '.join(map(str, sorted(alone)))}"
+        for arm, alone in ((first, mine - theirs), (second, theirs - mine))
+        if alone
+    ]
     return f"without a partner in {first} − {second}: {' and '.join(parts)}" if parts else ""
 
 

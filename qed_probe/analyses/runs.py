@@ -39,7 +39,7 @@ def judged(outcomes: xr.Dataset) -> pd.DataFrame:
 def one_task(frame: pd.DataFrame, task: str | None) -> pd.DataFrame:
     """The rows of a task, which may be left out where there is only one; raises InputError."""
     there = sorted(frame["task"].unique())
-    if task is None and len(there) > 1 or task is not None and task not in there:
+    if (task is None and len(there) > 1) or (task is not None and task not in there):
         raise InputError(f"task: expected one of {', '.join(there)}, found {task or 'none'}")
     return frame[frame["task"] == task] if task is not None else frame
 
@@ -52,7 +52,8 @@ def of_run(frame: pd.DataFrame, arm: str, seed: int) -> pd.DataFrame:
 
 def check_pairs(first: pd.DataFrame, second: pd.DataFrame, names: Sequence[str]) -> None:
     """Raise StoreError unless two runs, as ``of_run`` gives them, answered the same samples; ``names`` say which they are."""
-    for mine, theirs, name, other in ((first, second, *names), (second, first, *reversed(names))):
+    ways = (first, second, names[0], names[1]), (second, first, names[1], names[0])
+    for mine, theirs, name, other in ways:
         alone = mine.index.difference(theirs.index)
         if len(alone):
             length, index = alone[0]
@@ -72,4 +73,3 @@ def check_pairs(first: pd.DataFrame, second: pd.DataFrame, names: Sequence[str])
 def learned(frame: pd.DataFrame) -> pd.Series:
     """Whether each row's run had learned the task by the end of its training, as far as that is known."""
     return frame["learned_at"] > 0
-

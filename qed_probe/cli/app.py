@@ -6,6 +6,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli.diff import diff
+from qed_probe.cli.evaluate import evaluate, sweep
 from qed_probe.cli.grid import grid
 from qed_probe.cli.info import info
 from qed_probe.cli.plot import plot
@@ -23,7 +24,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, train, grid):
+for command in (trace, plot, diff, info, train, grid, evaluate, sweep):
     app.command()(command)
 
 

@@ -21,7 +21,7 @@ def read_answers(model: Model, tokens: Tensor, answer: int) -> tuple[Tensor, Ten
     hidden, targets = model(tokens)[:, :-1], tokens[:, 1:]
     likeliest, nll = [], []
     columns = max(LOGITS // (len(tokens) * model.config.vocab_size), 1)
-    for states, following in zip(hidden.split(columns, 1), targets.split(columns, 1), strict=True):
+    for states, following in zip(torch.split(hidden, columns, 1), torch.split(targets, columns, 1), strict=True):
         logits = model.logits(states).float()
         nll.append(F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none").view_as(following))
         likeliest.append(logits.argmax(-1))

@@ -46,6 +46,7 @@ VARIABLES = {
         _variable("loss", "float64", "mean −ln p over all tokens but the first, NaN where unknown", "nat"),
         _variable("answer_loss", "float64", "mean −ln p over the answer's tokens, NaN where unknown", "nat"),
         _variable("trained_length", "int64", "length of the training sequences, 0 where unknown", "token"),
+        _variable("learned_at", "int64", "training step at which the task was learned, 0 never, −1 where unknown", "step"),
     )
 }
 KEY = ("model", "arm", "seed", "lambda_max", "task", "length", "strength", "index")
@@ -55,8 +56,16 @@ JUDGED = ("answer", "prediction", "correct")
 """Variables of tasks that have an answer: all of them are there or none."""
 
 NAMES = ("model", "arm", "task")
-UNKNOWN = {"seed": -1, "lambda_max": math.nan, "depth": math.nan, "loss": math.nan, "answer_loss": math.nan, "trained_length": 0}
-LEAST = {"seed": -1, "length": 0, "index": 0, "trained_length": 0}
+UNKNOWN = {
+    "seed": -1,
+    "lambda_max": math.nan,
+    "depth": math.nan,
+    "loss": math.nan,
+    "answer_loss": math.nan,
+    "trained_length": 0,
+    "learned_at": -1,
+}
+LEAST = {"seed": -1, "length": 0, "index": 0, "trained_length": 0, "learned_at": -1}
 
 
 def make_outcomes(columns: Mapping[str, object], attrs: Mapping[str, object] | None = None) -> xr.Dataset:

@@ -65,12 +65,14 @@ def train_grid(
     """
     if not jobs or len(set(jobs)) < len(jobs):
         raise InputError(f"grid: expected runs that differ, found {len(jobs)} of which {len(set(jobs))} do")
-    waiting, free = list(jobs), list(devices) * at_once
-    done, failed, a_step = dict.fromkeys(jobs, 0), dict[str, str](), recipe.batch * recipe.length
+    output, failed, a_step = Path(output), dict[str, str](), recipe.batch * recipe.length
+    waiting = [job for job in jobs if not _is_finished(output / job.name, replace(recipe, task=job.task))]
+    done = {job: 0 if job in waiting else recipe.steps for job in jobs}
+    free = list(devices) * at_once
     running: dict[Connection, _Running] = {}
     while waiting or running:
         while waiting and free:
-            begun = _begin(waiting.pop(0), Path(output), recipe, free.pop(0), threads=_threads(at_once))
+            begun = _begin(waiting.pop(0), output, recipe, free.pop(0), threads=_threads(at_once))
             running[begun.said] = begun
         for said in wait(list(running)):
             run = running[said]  # type: ignore[index]
@@ -92,7 +94,7 @@ def train_grid(
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise CheckFailed(f"expected {len(jobs)} runs to finish, found {len(failed)} that did not: {reasons}")
-    return {job.name: read_provenance(Path(output, job.name)) for job in jobs}
+    return {job.name: read_provenance(output / job.name) for job in jobs}
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,11 @@ def _run(job: Job, directory: Path, recipe: Recipe, device: str, threads: int, s
     torch.set_num_threads(threads)
     with suppress(KeyboardInterrupt):  # the run is saved, and the process that asks for it stops too
         try:
-            if not _is_finished(directory, recipe):
-                config, resume = arm(job.arm, lambda_max=job.lambda_max), (directory / "training.pt").exists()
-                train(
-                    config, recipe, directory, seed=job.seed, device=device, resume=resume, save_dtype=torch.bfloat16,
-                    progress=lambda step, _: say.send(step),
-                )  # fmt: skip
-            say.send(recipe.steps)
+            config, resume = arm(job.arm, lambda_max=job.lambda_max), (directory / "training.pt").exists()
+            train(
+                config, recipe, directory, seed=job.seed, device=device, resume=resume, save_dtype=torch.bfloat16,
+                progress=lambda step, _: say.send(step),
+            )  # fmt: skip
         except QedProbeError as error:
             say.send(str(error))
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qed_probe.errors import InputError
+from qed_probe.evaluation.answers import read_answers
 from qed_probe.models.language import LanguageModel
 from qed_probe.tasks.table import TASKS, task_prompts
 from qed_probe.training.recipes import Recipe
@@ -50,13 +51,11 @@ def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, T
 def solved(logits: Tensor, answer: Tensor) -> Tensor:
     """Whether greedy decoding gives the whole answer, ``[B]`` bool, from one pass over prompt and answer, ``[B, n, vocab]``.
 
-    Decoding is fed its own tokens instead of the answer's, but these are the same up to its first mistake, and after that the
-    answer is wrong either way.
+    As ``read_answers`` says, that is the same.
     """
     return (logits.argmax(-1) == answer).all(-1)
 
 
-@torch.inference_mode()
 def evaluate_task(model: LanguageModel, task: str, length: int, samples: int, seed: int, batch: int = 64) -> float:
     """The share of a task's fresh prompts whose whole answer greedy decoding gets right, ``batch`` prompts at a time.
 
@@ -65,6 +64,5 @@ def evaluate_task(model: LanguageModel, task: str, length: int, samples: int, se
     tokens = torch.from_numpy(np.stack([prompt.tokens for prompt in task_prompts(task, length, samples, seed)]))
     right, size = 0, TASKS[task].answer
     for part in torch.split(tokens.to(model.embed.weight.device), batch):
-        logits = model.logits(model(part)[:, -size - 1 : -1])
-        right += int(solved(logits, part[:, -size:]).sum())
+        right += int((read_answers(model, part, size)[0] == part[:, -size:]).all(1).sum())
     return right / samples

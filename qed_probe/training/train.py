@@ -22,6 +22,7 @@ from qed_probe.models.language import LanguageModel
 from qed_probe.models.layers import HeadLinear
 from qed_probe.tasks.prompts import open_ids
 from qed_probe.tasks.table import TASKS
+from qed_probe.training.arms import parameters
 from qed_probe.training.objective import batch, evaluate_task
 from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
@@ -29,6 +30,8 @@ from qed_probe.training.schedule import wsd
 from qed_probe.training.state import Line, Run, log, open_log, restore, save
 
 FRESH = 200
+LEARNED = 0.9
+"""A batch's accuracy from which on a task counts as learned."""
 
 Progress = Callable[[int, Line], None]
 """Called with the number of steps done and the line that was logged."""
@@ -51,7 +54,8 @@ def train(
     ``tokens`` is the ``.npy`` file of ids ``[tokens]`` that the task ``tokens`` reads. ``output`` gets config.json and
     model.safetensors (weights in ``save_dtype``), training.pt (the run, float32) and log.jsonl (every line has the loss and its
     parts, the rate, tokens a second, and λ of each layer and head). Ctrl-C saves after the step that is running. Returns the last
-    line, the steps, tokens and seconds, and, if the task has answers, the accuracy of the saved model over 200 fresh samples.
+    line, the parameters, steps, tokens and seconds, and, if the task has answers, the accuracy of the saved model over 200 fresh
+    samples and ``learned_at``, the first logged step whose batch was right to 90 %, 0 if there is none.
 
     Raises InputError if config, recipe, tokens or device do not fit together, if ``output`` holds something and ``resume`` is
     off, or if it is on and the run there was another one; CheckFailed if the loss is no longer finite.
@@ -66,13 +70,16 @@ def train(
     if resume:
         restore(run)
     open_log(run)
-    found: dict[str, float] = {}
+    found: dict[str, float] = {"parameters": parameters(config)}
     with _interruptible() as interrupted:
+        if not resume:
+            save(run)  # from here on there is something to resume
         _loop(run, progress, interrupted)
-        save(run)
+        save(run, **found)
         if recipe.task in TASKS and not interrupted.is_set():
             saved = checkpoint.load(output, device=device)
-            found = {
+            found |= {
+                "learned_at": next((line["step"] for line in run.lines if line["accuracy"] >= LEARNED), 0),
                 "fresh_samples": FRESH,
                 "fresh_accuracy": evaluate_task(saved, recipe.task, recipe.length, FRESH, seed, recipe.micro_batch),
             }

@@ -1,0 +1,168 @@
+"""``qed-probe evaluate`` and ``qed-probe sweep``."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import qed_probe as qp
+from qed_probe.cli import screen
+from qed_probe.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Checkpoints = Annotated[list[Path] | None, typer.Argument(metavar="CHECKPOINT...", help="Directories of checkpoints.")]
+Swept = Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help="Directories of checkpoints that add a direction.")]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.zarr", help="The store of outcomes to write.")]
+Task = Annotated[str, typer.Option(help="niah, niah-2, niah-3 or reassignment.")]
+Lengths = Annotated[str, typer.Option(metavar="N,N,…", help="Lengths of the samples in tokens, the answer included.")]
+Samples = Annotated[int, typer.Option(help="Samples a length.")]
+Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T], whose loss is wanted instead.")]
+Harness = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Read lm-evaluation-harness's results and samples there instead of running.")
+]
+Arm = Annotated[str | None, typer.Option(help="With --harness: the arm that was evaluated.")]
+Seed = Annotated[int, typer.Option(help="Seed of the samples; with --harness, the training seed.")]
+Strengths = Annotated[str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
+Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
+Export = Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write the outcomes as JSON Lines as well.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of outcomes.")]
+
+LENGTHS = "512,1024,2048,4096,8192,16384"
+LEVELS = (0.9, 0.75, 0.5)
+
+
+def evaluate(
+    checkpoints: Checkpoints = None,
+    output: Output = Path("outcomes.zarr"),
+    task: Task = "niah",
+    lengths: Lengths = LENGTHS,
+    samples: Samples = 500,
+    tokens: Tokens = None,
+    harness: Harness = None,
+    arm: Arm = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
+    export: Export = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Ask checkpoints for needles by length, and keep every answer."""
+    if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
+        raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
+    if harness is not None:
+        ds = qp.read_harness(harness, arm=str(arm), seed=seed)
+    else:
+        how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "tokens": tokens, "seed": seed}
+        how |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        ds = _run("evaluate", checkpoints or [], how)
+    _keep(ds, output, export, overwrite)
+    if "correct" in ds:
+        _show(qp.analyses.accuracy(ds))
+    else:
+        loss = ds["loss"].groupby("model").mean()
+        screen.table(
+            "loss",
+            ["model", "nats a token"],
+            [[str(m), f"{x:.4f}"] for m, x in zip(loss["model"].values, loss.values, strict=True)],
+        )
+    typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}, or qed-probe contrast {output}")
+
+
+def sweep(
+    checkpoints: Swept,
+    output: Output = Path("sweep.zarr"),
+    strengths: Strengths = "-1,0,0.5,1,1.5,2",
+    task: Task = "niah",
+    lengths: Lengths = LENGTHS,
+    samples: Samples = 500,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    export: Export = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """The same with every λ scaled, in all of a pass, against the same samples unscaled."""
+    how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
+    how |= {"device": device, "dtype": dtype, "strengths": _numbers("--strengths", strengths, float)}
+    ds = _run("sweep", checkpoints, how)
+    _keep(ds, output, export, overwrite)
+    found = qp.analyses.strengths(ds)
+    for run in range(found.sizes["run"]):
+        _show_strengths(found.isel(run=run))
+    typer.echo(
+        "b/c: samples that are right at s and not at 1 / at 1 and not at s; *: p < 0.05, exact McNemar, Holm over s × length.\n"
+        "s = 0 of a QED model is not a trained GDN-2, and that answers depend on s does not show that λ_max binds."
+    )
+    typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}")
+
+
+def _run(what: str, checkpoints: list[Path], how: dict[str, Any]) -> "xr.Dataset":
+    with screen.progress(what) as report:
+        ds = qp.evaluate(checkpoints, progress=report, **how)
+    return ds.assign_attrs(created_by=shlex.join(["qed-probe", *sys.argv[1:]]), qed_probe=qp.__version__)
+
+
+def _keep(ds: "xr.Dataset", output: Path, export: Path | None, overwrite: bool) -> None:
+    qp.save_outcomes(ds, output, overwrite=overwrite)
+    if export is not None:
+        qp.export_outcomes(ds, export)
+
+
+def _show(ds: "xr.Dataset") -> None:
+    """Accuracy by length with its interval, and the lengths up to which a model can be used."""
+    usable = qp.analyses.usable_length(ds, LEVELS)
+    heads = [
+        "arm",
+        "seed",
+        "task",
+        *(f"{n:,}" if n else "all" for n in ds["length"].values),
+        *(f"L {level:.0%}" for level in LEVELS),
+    ]
+    rows = []
+    for run in range(ds.sizes["run"]):
+        one, ends = ds.isel(run=run), usable.isel(run=run)
+        cells = [_share(*(float(x) for x in values)) for values in zip(one["accuracy"], one["low"], one["high"], strict=True)]
+        marks = [_length(float(x), int(how)) for x, how in zip(ends["usable"], ends["censored"], strict=True)]
+        rows.append([str(one["arm"].item()), str(one["seed"].item()), str(one["task"].item()), *cells, *marks])
+    screen.table("accuracy by length in %, with exact 95 % intervals; L: up to which it stays at that, in tokens", heads, rows)
+
+
+def _show_strengths(ds: "xr.Dataset") -> None:
+    rows = []
+    for at, length in enumerate(ds["length"].values):
+        one = ds.isel(length=at)
+        cells = [_strength(one.isel(strength=s)) for s in range(ds.sizes["strength"])]
+        rows.append([f"{length:,}", *cells, f"{float(one['page_p']):.2g}"])
+    title = (
+        f"{ds['arm'].item()} seed {ds['seed'].item()}: accuracy by s in %, b/c against s = 1, and Page's p that it rises with s"
+    )
+    screen.table(title, ["length", *(f"s = {s:g}" for s in ds["strength"].values), "Page's p"], rows)
+
+
+def _strength(cell: "xr.Dataset") -> str:
+    if float(cell["strength"]) == 1:
+        return f"{float(cell['accuracy']):.1%}"
+    mark = "*" if float(cell["p_holm"]) < 0.05 else ""
+    return f"{float(cell['accuracy']):.1%} {int(cell['gained'])}/{int(cell['lost'])}{mark}"
+
+
+def _share(share: float, low: float, high: float) -> str:
+    return "–" if share != share else f"{100 * share:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _length(tokens: float, censored: int) -> str:
+    return "< shortest" if censored < 0 else f"{'> ' if censored else ''}{tokens:,.0f}"
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option}: expected numbers with commas between them, found {text!r}") from None
