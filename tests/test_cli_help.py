@@ -68,6 +68,8 @@ def test_version() -> None:
         (["trace", "--text", "a", "--task", "niah"], "--text and --task"),
         (["trace", "--layers", "0,b"], "--layers"),
         (["trace", "--task", "reassign"], "reassign"),
+        (["trace", "--task", "reassignment", "--length", "415"], "at least 416 bytes"),
+        (["train", "qed", "--task", "poetry"], "poetry"),
         (["plot"], "RUN.zarr"),
         (["diff", "one.zarr"], "B.zarr"),
         (["info"], "CHECKPOINT"),

@@ -18,7 +18,7 @@ from qed_probe.kernels.packing import chunk_table
 from qed_probe.models import checkpoint
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import Cache, LanguageModel
-from qed_probe.tasks import TASKS, niah_prompts
+from qed_probe.tasks import TASKS, Task, niah_prompts
 from qed_probe.training import Recipe, evaluate_task, train
 from qed_probe.training.objective import batch
 from qed_probe.training.pull import Pull
@@ -145,6 +145,18 @@ def test_the_first_losses_are_those_of_the_definition(undisturbed: Path) -> None
     assert first["loss"] == pytest.approx(0.2 * float(nll.mean()) + float(nll[:, 372:].mean()), rel=1e-5)
     assert first["lm_loss"] == pytest.approx(math.log(256), rel=0.02)
     assert first["accuracy"] == 0
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_every_task_is_trained_on_its_whole_answer(task: Task, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, task=task.name, length=task.shortest() + 9, steps=2)
+    found = train(CONFIG, recipe, tmp_path / "run", seed=3)
+    assert found["steps"] == 2
+    assert found["fresh_accuracy"] == 0
+    tokens, model = torch.from_numpy(task.stream(recipe.length, range(4), 3)), new_model(3)
+    with torch.no_grad():
+        nll = -torch.log_softmax(model.logits(model(tokens)).double(), -1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    assert lines(tmp_path / "run")[0]["answer_loss"] == pytest.approx(float(nll[:, -task.answer :].mean()), rel=1e-5)
 
 
 def test_lines_have_the_schedules_rates_and_every_heads_lambda(undisturbed: Path) -> None:
@@ -285,6 +297,7 @@ def test_an_output_that_exists_is_not_touched(undisturbed: Path, tmp_path: Path)
         (CONFIG, RECIPE, {"tokens": "ids"}, "no token file"),
         (replace(CONFIG, tokenizer="none"), RECIPE, {}, "tokenizer 'bytes'.*found 'none'"),
         (CONFIG, replace(RECIPE, length=100), {}, "length of at least 365 bytes.*found 100"),
+        (CONFIG, replace(RECIPE, task="reassignment"), {}, "length of at least 416 bytes for the task 'reassignment', found 380"),
         (CONFIG, RECIPE, {"seed": -1}, "seed.*found -1"),
         (CONFIG, RECIPE, {"device": "abacus"}, "device: expected one that is there, found 'abacus'"),
         (CONFIG, RECIPE, {"device": "cuda:99"}, "device: expected one that is there, found 'cuda:99'"),

@@ -52,7 +52,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "when": (
         "early that spring", "after the storm", "on the first day of winter", "long before noon", "when the fog had lifted",
         "in those years", "one evening in autumn", "while the others slept", "as soon as the snow melted", "the week before",
-        "during the long drought", "just before closing time", "late on a Sunday", "on market day", "as far as anyone remembers",
+        "during the long drought", "just before closing time", "late at night", "on market day", "as far as anyone remembers",
         "in the middle of the night",
     ),
     "clause": (
