@@ -8,16 +8,19 @@ from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
+from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy
 from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strengths import strengths
 from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
 
 __all__ = [
+    "PUBLISHED",
     "Analysis",
     "accuracy",
     "binomial_interval",
     "by_depth",
+    "check_unmixed",
     "contrast",
     "correction_share",
     "difference",
@@ -28,6 +31,8 @@ __all__ = [
     "mcnemar",
     "mean_interval",
     "page",
+    "published",
+    "published_accuracy",
     "rho",
     "rho_read",
     "strengths",
