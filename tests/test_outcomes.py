@@ -75,6 +75,16 @@ def test_what_is_unknown_says_so() -> None:
     )
 
 
+def test_numbers_of_another_kind_are_not_cut_to_fit() -> None:
+    assert tokens(index=np.array([0, 1], np.uint8), loss=np.array([0.5, 1], np.float32))["index"].dtype == np.int64
+    with pytest.raises(StoreError, match="expected length as int64, found float64"):
+        tokens(length=512.5)
+    with pytest.raises(StoreError, match="expected correct as bool, found int64"):
+        table(correct=[0, 1, 2, 0, 0, 0])
+    with pytest.raises(StoreError, match="found also steps"):
+        table(steps=3)
+
+
 def test_plain_xarray_reads_it_without_a_warning(tmp_path: Path) -> None:
     save_outcomes(table(), tmp_path / "a.zarr")
     with warnings.catch_warnings():

@@ -62,13 +62,17 @@ LEAST = {"seed": -1, "length": 0, "index": 0, "trained_length": 0}
 def make_outcomes(columns: Mapping[str, object], attrs: Mapping[str, object] | None = None) -> xr.Dataset:
     """A table of outcomes from its columns: a value a sample, or one for all of them.
 
-    What is left out is unknown, and ``strength`` 1. Raises StoreError as ``check_outcomes`` does.
+    What is left out is unknown, and ``strength`` 1. Widths of numbers are made to fit, kinds are not. Raises StoreError as
+    ``check_outcomes`` does.
     """
     given = UNKNOWN | {"strength": 1} | dict(columns)
     count = max((len(x) for x in given.values() if isinstance(x, (Sequence, np.ndarray)) and not isinstance(x, str)), default=1)
     ds = xr.Dataset(attrs={"schema": schema.OUTCOMES, "schema_version": VERSION, **(attrs or {})})
     for name, x in given.items():
-        values = np.asarray(x, _stored_dtype(VARIABLES[name]) if name in VARIABLES else None)
+        dtype = _stored_dtype(VARIABLES[name]) if name in VARIABLES else object
+        values = np.asarray(x, object if dtype is object else None)
+        if np.can_cast(values.dtype, dtype, "same_kind"):
+            values = values.astype(dtype)
         ds[name] = ("sample", np.broadcast_to(values, count).copy() if values.ndim == 0 else values)
     check_outcomes(ds)
     return _typed(ds)
