@@ -1,1 +1,1 @@
-"""The trace store: its schema, the writer that survives a kill, the reader that never passes a part for the whole."""
+"""Traces and outcomes on disk: schemas, a writer that survives a kill, readers that never pass a part for the whole."""

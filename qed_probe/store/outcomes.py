@@ -20,7 +20,7 @@ from qed_probe.errors import StoreError
 from qed_probe.store import place, schema
 from qed_probe.store.schema import Variable
 
-SCHEMA, SCHEMA_VERSION = "qed-probe outcomes", 1
+VERSION = 1
 
 
 def _variable(name: str, dtype: str, long_name: str, units: str = "1") -> Variable:
@@ -71,14 +71,17 @@ LEAST = {"seed": -1, "length": 0, "index": 0, "trained_length": 0, "learned_at":
 def make_outcomes(columns: Mapping[str, object], attrs: Mapping[str, object] | None = None) -> xr.Dataset:
     """A table of outcomes from its columns: a value a sample, or one for all of them.
 
-    What is left out is unknown, and ``strength`` 1. Raises StoreError as ``check_outcomes`` does.
+    What is left out is unknown, and ``strength`` 1. Widths of numbers are made to fit, kinds are not. Raises StoreError as
+    ``check_outcomes`` does.
     """
     given = UNKNOWN | {"strength": 1} | dict(columns)
     count = max((len(x) for x in given.values() if isinstance(x, (Sequence, np.ndarray)) and not isinstance(x, str)), default=1)
-    ds = xr.Dataset(attrs={"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **(attrs or {})})
+    ds = xr.Dataset(attrs={"schema": schema.OUTCOMES, "schema_version": VERSION, **(attrs or {})})
     for name, x in given.items():
-        dtype = VARIABLES[name].dtype if name in VARIABLES else None
-        values = np.asarray(x, dtype=object if dtype == "str" else dtype)
+        dtype = _stored_dtype(VARIABLES[name]) if name in VARIABLES else object
+        values = np.asarray(x, object if dtype is object else None)
+        if np.can_cast(values.dtype, dtype, "same_kind"):
+            values = values.astype(dtype)
         ds[name] = ("sample", np.broadcast_to(values, count).copy() if values.ndim == 0 else values)
     check_outcomes(ds)
     return _typed(ds)
@@ -116,7 +119,7 @@ def save_outcomes(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) 
     ``overwrite``: something that is no store of outcomes), if another process writes there, or if the disk does not allow it.
     """
     check_outcomes(ds)
-    attrs = {**ds.attrs, "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+    attrs = {**ds.attrs, "schema": schema.OUTCOMES, "schema_version": VERSION}
     plain = ds.reset_coords().assign_attrs(schema.plain(json.loads(json.dumps(attrs))))
     path = Path(os.path.realpath(path))
     try:
@@ -203,7 +206,8 @@ def _check_ranges(ds: xr.Dataset, where: str | Path) -> None:
 
 
 def _keys(ds: xr.Dataset) -> pd.DataFrame:
-    return pd.DataFrame({name: ds[name].values for name in KEY})
+    # As objects: not every pandas takes NumPy's strings of variable width.
+    return pd.DataFrame({name: ds[name].values.astype(_stored_dtype(VARIABLES[name])) for name in KEY})
 
 
 def _key(keys: pd.DataFrame, i: int) -> str:
@@ -225,7 +229,7 @@ def _put(ds: xr.Dataset, path: Path, overwrite: bool) -> None:
     place.restore(path)
     there = os.path.lexists(path)
     if there and not overwrite:
-        raise StoreError(f"{path}: expected nothing there, found {_found(path)}; overwrite replaces a store of outcomes")
+        raise StoreError(f"{path}: expected nothing there, found {place.kind(path)}; overwrite replaces a store of outcomes")
     if there:
         _stored_attrs(path)
     place.sweep(path)
@@ -243,7 +247,7 @@ def _put(ds: xr.Dataset, path: Path, overwrite: bool) -> None:
 def _write(ds: xr.Dataset, root: Path) -> None:
     """One compressed chunk a variable, which is there whatever its values are: a missing file is a loss."""
     columns = {
-        name: ("sample", ds[name].values.astype(object if row.dtype == "str" else row.dtype), _described(row))
+        name: ("sample", ds[name].values.astype(_stored_dtype(row)), _described(row))
         for name, row in VARIABLES.items()
         if name in ds
     }
@@ -251,6 +255,10 @@ def _write(ds: xr.Dataset, root: Path) -> None:
         warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
         encoding = {name: {"chunks": (ds.sizes["sample"],)} for name in columns}
         xr.Dataset(columns, attrs=ds.attrs).to_zarr(root, mode="w-", zarr_format=3, consolidated=True, encoding=encoding)
+
+
+def _stored_dtype(row: Variable) -> Any:  # noqa: ANN401 - a name or a type
+    return object if row.dtype == "str" else row.dtype
 
 
 def _described(row: Variable) -> dict[str, str]:
@@ -271,8 +279,8 @@ def _typed(ds: xr.Dataset) -> xr.Dataset:
 def _open(path: Path) -> xr.Dataset:
     path = place.found(path)
     version = _stored_attrs(path).get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise StoreError(f"{path}: expected version {SCHEMA_VERSION} of outcomes, found {version}; a newer qed-probe reads it")
+    if version != VERSION:
+        raise StoreError(f"{path}: expected version {VERSION} of outcomes, found {version}; a newer qed-probe reads it")
     try:
         # An absolute path: xarray would take "a:b" for a URL.
         stored: xr.Dataset = xr.open_zarr(os.path.abspath(path), chunks=None, consolidated=True)
@@ -288,30 +296,10 @@ def _open(path: Path) -> xr.Dataset:
 
 def _stored_attrs(path: Path) -> dict[str, Any]:
     """The attributes of the store of outcomes at ``path``; raises StoreError saying what is there instead."""
-    attrs = _attrs(path)
-    if attrs.get("schema") != SCHEMA:
-        raise StoreError(f"{path}: expected a store of outcomes, found {_found(path)}")
+    attrs = place.group_attrs(path)
+    if attrs.get("schema") != schema.OUTCOMES:
+        raise StoreError(f"{path}: expected a store of outcomes, found {place.kind(path)}")
     return attrs
-
-
-def _attrs(path: Path) -> dict[str, Any]:
-    """Those of any zarr group, none of anything else."""
-    try:
-        attrs = json.loads((path / "zarr.json").read_text("utf-8"))["attributes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return attrs if isinstance(attrs, dict) else {}
-
-
-def _found(path: Path) -> str:
-    if not path.is_dir():
-        return "a file" if os.path.lexists(path) else "nothing there"
-    attrs = _attrs(path)
-    if attrs.get("schema") == SCHEMA:
-        return "a store of outcomes"
-    if "qed_probe_schema" in attrs:
-        return "a trace store"
-    return "another zarr group" if (path / "zarr.json").is_file() else "a directory that is no store"
 
 
 def _check_together(stores: list[xr.Dataset], paths: list[Path]) -> None:

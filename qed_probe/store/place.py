@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from qed_probe.errors import StoreError
 from qed_probe.store import schema
@@ -26,16 +27,32 @@ def stored_attrs(path: Path) -> dict[str, object]:
     """
     if not path.exists():
         raise StoreError(f"{path}: expected a qed-probe store, found nothing there")
-    try:
-        attrs = json.loads((path / "zarr.json").read_text())["attributes"]
-        known = isinstance(attrs["qed_probe_schema"], int)
-    except (OSError, ValueError, KeyError, TypeError):
-        known = False
-    if not known:
-        raise StoreError(
-            f"{path}: expected a qed-probe store (a zarr v3 group with attribute qed_probe_schema), found something else"
-        )
+    attrs = group_attrs(path)
+    if not isinstance(attrs.get("qed_probe_schema"), int):
+        expected = "a qed-probe store (a zarr v3 group with attribute qed_probe_schema)"
+        raise StoreError(f"{path}: expected {expected}, found something else: {kind(path)}")
     return schema.plain(attrs)
+
+
+def group_attrs(path: Path) -> dict[str, Any]:
+    """The attributes of a zarr group, anybody's; none if there is no group."""
+    try:
+        attrs = json.loads((path / "zarr.json").read_text("utf-8"))["attributes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return attrs if isinstance(attrs, dict) else {}
+
+
+def kind(path: Path) -> str:
+    """What is at a path, in words."""
+    if not path.is_dir():
+        return "a file" if os.path.lexists(path) else "nothing there"
+    attrs = group_attrs(path)
+    if attrs.get("schema") == schema.OUTCOMES:
+        return "a store of outcomes"
+    if "qed_probe_schema" in attrs:
+        return "a trace store"
+    return "another zarr group" if (path / "zarr.json").is_file() else "a directory that is no store"
 
 
 def lock(path: Path) -> int:

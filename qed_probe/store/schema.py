@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 SCHEMA_VERSION = 1
+OUTCOMES = "qed-probe outcomes"
+"""The attribute ``schema`` of a store of outcomes, which is no trace."""
+
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""
 
