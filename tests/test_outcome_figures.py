@@ -77,6 +77,15 @@ def test_an_arm_has_one_colour_and_a_seed_one_mark() -> None:
         assert same_color(line.get_markerfacecolor(), "white") == (seed == 1)
 
 
+def test_colours_differ_as_long_as_there_are_any() -> None:
+    eda = ("kda", "kda-safegate", "eda", "eda-same", "eda-rand", "eda-reversed", "eda-gdn2")
+    assert runs.colours(eda) == {name: runs.COLOURS[name] for name in eda}
+    assert len(set(runs.colours([*synthetic.ARMS, "new"]).values())) == 7
+    assert runs.colours([*eda, *synthetic.ARMS])["eda"] == style.BLUE
+    assert list(runs.colours(["new", "qed", "gdn2"])) == ["gdn2", "qed", "new"]
+    assert set(runs.colours(map(str, range(30))).values()) == set(runs.FREE)
+
+
 def test_more_arms_have_a_panel_each_over_the_others_in_grey() -> None:
     ds = synthetic.accuracy(synthetic.ARMS, 6)
     figure = figures.draw_accuracy(ds)

@@ -18,12 +18,17 @@ DASHED: dict[str, Any] = {"color": style.INK, "linestyle": (0, (3, 2)), "linewid
 
 
 def columns(count: int) -> int:
-    """How many panels stand beside each other on a page."""
-    return {1: 1, 2: 2, 4: 2}.get(count, 3 if count <= 6 else 4)
+    """How many panels stand beside each other on a page: what leaves the fewest places empty."""
+    return {1: 1, 2: 2, 4: 2}.get(count) or min((5, 4, 3), key=lambda across: -count % across)
+
+
+def room(across: int) -> int:
+    """How many lengths can be labelled under a panel of so many beside each other."""
+    return 8 if across <= 3 else 6
 
 
 def panels(count: int, across: int, height: float, width: float, alike: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure of this width with ``count`` panels of this height, row by row, on the same axes or, if not ``alike``, the same rows."""
+    """A figure of this width and its ``count`` panels of this height: on the same axes, or on the same rows if not ``alike``."""
     lines = max(1, -(-count // across))
     figure = style.new_figure(width, 0.35 + lines * height)
     # Long labels are wider at 300 dots an inch than where they are laid out.
@@ -45,9 +50,9 @@ def label_outside(axes: Sequence[Axes], across: int, below: str, beside: str) ->
 
 def legend(figure: Figure, *groups: Sequence[Line2D]) -> None:
     """Above all panels, on one line if there is room, else each group on lines of its own."""
-    room = 20.5 * figure.get_figwidth()
+    letters = 20.5 * figure.get_figwidth()
     whole = [entry for group in groups for entry in group]
-    downwards = [(entry,) for entry in whole] if _letters(whole) <= room else _columns(groups, room)
+    downwards = [(entry,) for entry in whole] if _letters(whole) <= letters else _columns(groups, letters)
     if not downwards:
         return
     figure.legend(
@@ -67,13 +72,13 @@ def _letters(entries: Iterable[Line2D]) -> int:
     return sum(6 + len(str(entry.get_label())) for entry in entries)
 
 
-def _columns(groups: Sequence[Sequence[Line2D]], room: float) -> list[tuple[Line2D, ...]]:
+def _columns(groups: Sequence[Sequence[Line2D]], letters: float) -> list[tuple[Line2D, ...]]:
     """The entries in as many columns as there is room for, each from its top, as matplotlib fills them."""
     blank = Line2D([], [], linestyle="none", label=" ")
     for count in range(max(map(len, groups), default=0), 0, -1):
         lines = [group[i : i + count] for group in groups for i in range(0, len(group), count)]
         found = list(zip_longest(*lines, fillvalue=blank))
-        if count == 1 or sum(max(_letters([entry]) for entry in column) for column in found) <= room:
+        if count == 1 or sum(max(_letters([entry]) for entry in column) for column in found) <= letters:
             return found
     return []
 
@@ -97,16 +102,16 @@ def with_length(ds: xr.Dataset) -> xr.Dataset:
     return ds.isel(length=ds["length"].values > 0).sortby("length")
 
 
-def length_axis(axes: Axes, lengths: NDArray[Any], most: int = 8) -> None:
+def length_axis(axes: Axes, lengths: NDArray[Any], most: int) -> None:
     """A log₂ axis with a tick at each length that was measured, labelled where there is room for ``most`` along the axis."""
     axes.set_xscale("log", base=2)
     if not len(lengths):
         return
     low, high = lengths[0] * 2**-0.45, lengths[-1] * 2**0.45
-    room = np.log2(high / low) / most
+    apart = np.log2(high / low) / most
     labels, last = [], -np.inf
     for length in lengths:
-        far = np.log2(length) - last >= room
+        far = np.log2(length) - last >= apart
         labels.append(length_label(length) if far else "")
         last = np.log2(length) if far else last
     axes.set_xticks(lengths, labels)

@@ -41,7 +41,7 @@ def draw_accuracy(ds: xr.Dataset) -> Figure:
             _draw_run(panel, drawn.isel(run=i), shift, {"color": colours[arms[i]], **marks[seeds[i]]})
         if not np.isfinite(drawn["accuracy"].values[own]).any():
             axes.label_gap(panel, axes.gap(ds))
-        axes.length_axis(panel, drawn["length"].values)
+        axes.length_axis(panel, drawn["length"].values, axes.room(across))
         axes.percent_axis(panel)
         panel.set_title(title, pad=3)
     axes.label_outside(panels, across, "length (tokens)", "accuracy (%)")
@@ -109,7 +109,7 @@ def draw_strengths(ds: xr.Dataset) -> Figure:
     lines = [
         f"{', '.join(runs.tasks(ds))}: {axes.span(ds['samples'].values, 'samples')} a length, the same for every s.",
         f"Filled: differs from s = 1 (exact McNemar test of the pairs, p < {ALPHA:g} after Holm over s and length of the run); "
-        "hollow: not shown to differ. Page's p: one-sided, that accuracy rises with s.",
+        "hollow: not shown to differ. The line: s = 1, as trained. Page's p: one-sided, that accuracy rises with s.",
     ]
     style.write_below(figure, [*axes.source(ds), *lines, *LIMITS])
     return figure

@@ -25,7 +25,7 @@ def draw_depth(ds: xr.Dataset) -> Figure:
     width, height = (style.COLUMN, 1.6) if count == 1 else (style.PAGE, 1.25)
     figure, panels = axes.panels(count, across, height, width)
     for panel, title, i in zip(panels, runs.titles(ds), range(count), strict=False):
-        mesh = _draw_grid(panel, ds.isel(run=i))
+        mesh = _draw_grid(panel, ds.isel(run=i), axes.room(across))
         panel.set_title(title, pad=3)
         within = int((lengths <= axes.trained_length(ds)).sum())
         if 0 < within < len(lengths):
@@ -43,7 +43,7 @@ def draw_depth(ds: xr.Dataset) -> Figure:
     return figure
 
 
-def _draw_grid(panel: Axes, run: xr.Dataset) -> QuadMesh:
+def _draw_grid(panel: Axes, run: xr.Dataset, most: int) -> QuadMesh:
     lengths, samples = run["length"].values, run["samples"].values.T
     cells = np.ma.masked_where((samples == 0) | ~np.isfinite(run["accuracy"].values.T), 100 * run["accuracy"].values.T)
     edges = np.append(run["bin_start"].values, run["bin_end"].values[-1:])
@@ -51,6 +51,6 @@ def _draw_grid(panel: Axes, run: xr.Dataset) -> QuadMesh:
     mesh = panel.pcolormesh(columns, edges, cells, cmap="viridis", norm=Normalize(0, 100), edgecolors="white", linewidth=0.3)
     panel.set_facecolor(style.EMPTY)
     panel.set_ylim(edges[-1], edges[0])
-    style.label_rows(panel.xaxis, np.array([axes.length_label(x) for x in lengths], str))
+    style.label_rows(panel.xaxis, np.array([axes.length_label(x) for x in lengths], str), most)
     panel.tick_params(length=0)
     return mesh

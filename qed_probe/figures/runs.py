@@ -16,9 +16,8 @@ COLOURS = {
     "kda": style.GREY, "kda-safegate": style.SKY, "eda": style.BLUE, "eda-same": style.ORANGE, "eda-rand": style.GREEN,
     "eda-reversed": style.PURPLE, "eda-gdn2": style.VERMILION,
 }  # fmt: skip
-FREE = (
-    style.BLUE, style.VERMILION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY, style.GREY, style.YELLOW,
-)  # fmt: skip
+# Yellow is not among them: a thin line of it is lost on white.
+FREE = (style.BLUE, style.VERMILION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY, style.GREY)
 MARKERS = {"o": 3.2, "s": 3.0, "^": 3.4, "D": 2.8, "v": 3.4, "P": 3.6, "X": 3.6, "*": 4.4}
 
 
@@ -72,14 +71,17 @@ def by_seed(seeds: Iterable[str]) -> list[str]:
 
 
 def colours(arms: Iterable[str]) -> dict[str, str]:
-    """The colour of each arm, in the papers' order: its own where that is free, else the next free one."""
+    """The colour of each arm, in the papers' order: its own where that is free, else the next free one, else one twice."""
     names = in_order(arms)
-    own: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name in names:
-        if name in COLOURS and COLOURS[name] not in own.values():
-            own[name] = COLOURS[name]
-    free = cycle([colour for colour in FREE if colour not in own.values()] or FREE)
-    return {name: own.get(name) or next(free) for name in names}
+        if name in COLOURS and COLOURS[name] not in found.values():
+            found[name] = COLOURS[name]
+    free = [colour for colour in FREE if colour not in found.values()]
+    others = [name for name in names if name not in found]
+    found |= zip(others, free, strict=False)
+    again = cycle(FREE)
+    return {name: found.get(name) or COLOURS.get(name) or next(again) for name in names}
 
 
 def marks(seeds: Iterable[str]) -> dict[str, dict[str, Any]]:
