@@ -11,18 +11,17 @@ import matplotlib.image
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
-from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from qed_probe import analyses, figures, gallery
 from qed_probe.errors import InputError, StoreError
 from qed_probe.figures import style
 from qed_probe.figures.strip import wrap
+from tests.drawn import check_words, drawn, texts
 from tests.synthetic_store import TEXT, synthetic_store
 
 ROWS = {row.name: row for row in gallery.DIAGNOSTICS}
@@ -31,16 +30,6 @@ ROWS = {row.name: row for row in gallery.DIAGNOSTICS}
 def _meshes(figure: Figure) -> list[NDArray[np.float64]]:
     found = (axes.findobj(QuadMesh) for axes in figure.axes if axes.get_label() != "<colorbar>")
     return [np.ma.filled(np.ma.asarray(mesh.get_array(), float), np.nan) for mesh in itertools.chain(*found)]
-
-
-def _texts(figure: Figure) -> str:
-    return "\n".join(x.get_text() for x in figure.findobj(Text))
-
-
-def _drawn(figure: Figure) -> RendererAgg:
-    renderer = RendererAgg(*figure.bbox.size, figure.dpi)  # type: ignore[no-untyped-call]
-    figure.draw(renderer)
-    return renderer
 
 
 def test_eigenvalues_draw_the_counts_between_the_ends_of_theory() -> None:
@@ -54,8 +43,8 @@ def test_eigenvalues_draw_the_counts_between_the_ends_of_theory() -> None:
     dashed = [np.asarray(line.get_xdata())[0] for line in figure.axes[0].get_lines()]
     np.testing.assert_allclose(dashed, [ds["low"].min(), ds["high"].max()])
     n, outside = int(used["n"].sum()), int(used["outside_theory"].sum())
-    assert f"{n:,} values of e, " in _texts(figure)
-    assert f"{outside:,} outside the bounds, " in _texts(figure)
+    assert f"{n:,} values of e, " in texts(figure)
+    assert f"{outside:,} outside the bounds, " in texts(figure)
 
 
 @pytest.mark.parametrize("name", ["eigenvalues", "rho"])
@@ -82,7 +71,7 @@ def test_eigenvalues_of_other_edits_are_lines_beside_the_main_one(mixer: str, ma
     _, line = [x.get_data()[0] for x in figure.axes[0].patches if isinstance(x, StepPatch)]
     assert line.max() == line.sum() == ds["rho"].size
     assert [x.get_text() for x in figure.legends[0].get_texts()] == ["main edit", name]
-    assert "values of e of the main edit" in _texts(figure)
+    assert "values of e of the main edit" in texts(figure)
 
 
 def test_the_one_eigenvalue_of_linear_is_drawn_around_1() -> None:
@@ -92,8 +81,8 @@ def test_the_one_eigenvalue_of_linear_is_drawn_around_1() -> None:
     counts, edges, _ = steps
     (full,) = np.flatnonzero(counts)
     np.testing.assert_allclose(edges[full : full + 2], np.array([0.99, 1.01]))
-    assert "theory, e = 1" in _texts(figure)
-    assert "values of e, all 1:" in _texts(figure)
+    assert "theory, e = 1" in texts(figure)
+    assert "values of e, all 1:" in texts(figure)
 
 
 def test_a_bound_at_infinity_is_not_drawn() -> None:
@@ -103,16 +92,16 @@ def test_a_bound_at_infinity_is_not_drawn() -> None:
     assert len([line for line in figure.axes[0].lines if line.get_linestyle() == "--"]) == 1
     used = ds.sel(record="eigenvalue")
     assert int(used["outside_bins"].sum()) == int(used["n"].sum()) > 0
-    assert "lie beyond the axis and are not drawn." in _texts(figure)
+    assert "lie beyond the axis and are not drawn." in texts(figure)
 
 
 def test_reads_of_zero_are_told_to_be_first_tokens() -> None:
     ds = synthetic_store(2, 3, 2)
-    assert "12 with ‖S̄ᵀd‖ = 0, all at first tokens of prompts" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+    assert "12 with ‖S̄ᵀd‖ = 0, all at first tokens of prompts" in texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
         "\n", " "
     )
     ds["read_norm"][0, 5, 0] = 0
-    assert "13 with ‖S̄ᵀd‖ = 0, 12 of them at first tokens" in _texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
+    assert "13 with ‖S̄ᵀd‖ = 0, 12 of them at first tokens" in texts(figures.draw_rho_read(analyses.rho_read(ds))).replace(
         "\n", " "
     )
 
@@ -120,7 +109,7 @@ def test_reads_of_zero_are_told_to_be_first_tokens() -> None:
 def test_the_first_bad_value_is_told_in_the_figure() -> None:
     ds = synthetic_store(2, 3)
     ds["rho"][1, 20, 2] = np.inf
-    assert "rho: 1 not finite, first at layer 1, token 20, head 2" in _texts(figures.draw_rho(analyses.rho(ds)))
+    assert "rho: 1 not finite, first at layer 1, token 20, head 2" in texts(figures.draw_rho(analyses.rho(ds)))
 
 
 def test_rho_read_has_a_panel_a_layer() -> None:
@@ -140,8 +129,8 @@ def test_shares_are_drawn_with_layer_0_on_top_and_say_their_unit() -> None:
     assert all(axes.get_ylim() == (3.5, -0.5) for axes in figure.axes[:4])
     assert len({mesh.get_clim() for axes in figure.axes[:4] for mesh in axes.findobj(QuadMesh)}) == 1
     assert [axes.get_label() for axes in figure.axes].count("<colorbar>") == 1
-    assert "per unit λ" not in _texts(figure)
-    assert "per unit λ" in _texts(figures.draw_correction_share(analyses.correction_share(synthetic_store(strength=0))))
+    assert "per unit λ" not in texts(figure)
+    assert "per unit λ" in texts(figures.draw_correction_share(analyses.correction_share(synthetic_store(strength=0))))
 
 
 def test_half_lives_without_end_are_counted_and_not_drawn() -> None:
@@ -149,7 +138,7 @@ def test_half_lives_without_end_are_counted_and_not_drawn() -> None:
     decay[0, 0] = [0, -np.inf]
     figure = figures.draw_half_life(analyses.half_life(synthetic_store(2, 2, records={"log_decay": decay})))
     assert np.isnan(_meshes(figure)[0]).tolist() == [[True, True], [False, False]]
-    words = _texts(figure).replace("\n", " ")
+    words = texts(figure).replace("\n", " ")
     assert "Mean over channels: 1 of 4 heads never decay (∞), 1 forget all (0) at 444 tokens with g = −∞." in words
     assert "Slowest channel: 0 of 4 heads never decay (∞), 0 forget all (0)." in words
 
@@ -198,7 +187,7 @@ def test_strip_paints_each_token_and_underlines_its_role() -> None:
     assert "".join(t.get_text() for t in axes.texts) == TEXT.replace("\n", "↵").replace(" ", "")
     (lines,) = axes.findobj(LineCollection)
     assert len(lines.get_segments()) == int((ds["role"] != "noise").sum())
-    assert {"needle", "question", "answer"} <= set(_texts(figure).split("\n"))
+    assert {"needle", "question", "answer"} <= set(texts(figure).split("\n"))
 
 
 def test_wrap_splits_only_what_is_longer_than_a_line() -> None:
@@ -231,9 +220,9 @@ def test_a_role_has_its_own_colour_whatever_comes_first(roles: list[str]) -> Non
 
 def test_strip_says_where_its_colours_end_and_which_prompt_it_shows() -> None:
     ds = synthetic_store(1, 1, 3, records={"read_norm": 1})
-    assert "quantile" not in _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
+    assert "quantile" not in texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm")))
     ds["read_norm"][0, 5, 0] = 1000
-    words = _texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))).replace("\n", " ")
+    words = texts(figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))).replace("\n", " ")
     assert "The colours end at the 99 % quantile, 1." in words
     assert f"prompt 0 of 3 (counted from 0), all {len(TEXT)} tokens" in words
     assert "‖S̄ᵀd‖, norm of what the erase direction d reads" in words
@@ -243,8 +232,8 @@ def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
     text = "$\\alpha_{x$ 漢\x00\x1b🙂é \\n"
     ds = synthetic_store(1, 1, 1, text, records={"read_norm": 0})
     figure = figures.draw_token_strip(analyses.token_strip(ds, "read_norm"))
-    _drawn(figure)
-    assert f"all {ds.sizes['token']} tokens" in _texts(figure).replace("\n", " ")
+    drawn(figure)
+    assert f"all {ds.sizes['token']} tokens" in texts(figure).replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "tokens-read"])
@@ -253,30 +242,7 @@ def test_no_words_leave_the_page_or_lie_on_each_other(name: str, layers: int, he
     ds = synthetic_store(layers, heads)
     ds["log_decay"][0, :, 0] = 0
     figure = ROWS[name].figure(ROWS[name].analysis(ds))
-    renderer = _drawn(figure)
-    page = figure.bbox
-    words = [x for x in figure.findobj(Text) if x.get_visible() and x.get_text().strip()]
-    shown = [x for x in words if x.get_fontfamily() != ["DejaVu Sans Mono"]]
-    boxes = [(x.get_text(), x.get_window_extent(renderer)) for x in shown if not _is_hidden_tick(figure, x)]
-    for text, box in boxes:
-        assert page.x0 - 1 <= box.x0, text
-        assert box.x1 <= page.x1 + 1, text
-        assert page.y0 - 1 <= box.y0, text
-        assert box.y1 <= page.y1 + 1, text
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        assert min(a.x1, b.x1) - max(a.x0, b.x0) <= 1 or min(a.y1, b.y1) - max(a.y0, b.y0) <= 1, (one, other)
-
-
-def _is_hidden_tick(figure: Figure, text: Text) -> bool:
-    """Matplotlib keeps labels of ticks that lie beyond an axis, and of axes that are off, and does not draw them."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if text in (tick.label1, tick.label2):
-                    slack = 1e-9 * (high - low)
-                    return not axes.axison or not low - slack <= tick.get_loc() <= high + slack
-    return False
+    check_words(figure)
 
 
 def test_figures_leave_no_trace_in_matplotlibs_state() -> None:

@@ -1,16 +1,27 @@
 """From a computed Dataset to a matplotlib Figure: a figure draws and never computes, and no pyplot knows of it."""
 
+from qed_probe.figures.contrasts import draw_contrast
+from qed_probe.figures.curves import draw_accuracy, draw_strengths
+from qed_probe.figures.depths import draw_depth
 from qed_probe.figures.difference import draw_difference
+from qed_probe.figures.dots import draw_dots
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
 from qed_probe.figures.strip import draw_token_strip
+from qed_probe.figures.training import draw_lambda
 
 __all__ = [
+    "draw_accuracy",
+    "draw_contrast",
     "draw_correction_share",
+    "draw_depth",
     "draw_difference",
+    "draw_dots",
     "draw_eigenvalues",
     "draw_half_life",
+    "draw_lambda",
     "draw_rho",
     "draw_rho_read",
+    "draw_strengths",
     "draw_token_strip",
 ]

@@ -24,6 +24,7 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 EMPTY = "#D9D9D9"
+INK, GREY = "0.25", "0.45"
 
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -147,4 +148,4 @@ def write_below(figure: Figure, lines: list[str]) -> None:
     width, height = figure.get_size_inches()
     wrapped = [part for line in "\n".join(lines).split("\n") for part in wrap(line, int(20.5 * width))]
     figure.set_size_inches(width, height + 0.125 * len(wrapped))
-    figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=6, color="0.25", linespacing=1.3)
+    figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=6, color=INK, linespacing=1.3)
