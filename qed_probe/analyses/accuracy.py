@@ -29,7 +29,7 @@ def accuracy(outcomes: xr.Dataset) -> xr.Dataset:
         raise StoreError("expected outcomes at strength 1, found others alone")
     right, n = _counts(frame, ["length"])
     coords = _labels(n) | {"length": ("length", n.columns.get_level_values(0).to_numpy())}
-    return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords)
+    return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords).assign_attrs(_trained(frame))
 
 
 def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
@@ -49,7 +49,7 @@ def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
     columns = pd.MultiIndex.from_product([lengths, range(bins)])
     right, n = (table.reindex(columns=columns, fill_value=0).to_numpy().reshape(-1, len(lengths), bins) for table in counts)
     coords = {"length": ("length", lengths), "bin_start": ("bin", edges[:-1]), "bin_end": ("bin", edges[1:])}
-    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords)
+    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords).assign_attrs(_trained(frame))
 
 
 def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Dataset:
@@ -95,6 +95,12 @@ def _counts(frame: pd.DataFrame, by: list[str]) -> tuple[pd.DataFrame, pd.DataFr
     """How many are right, and how many there are, a row a run."""
     grouped = frame.groupby([*RUN, *by], dropna=False, sort=True)["correct"]
     return grouped.sum().unstack(by, fill_value=0), grouped.size().unstack(by, fill_value=0)
+
+
+def _trained(frame: pd.DataFrame) -> dict[str, int]:
+    """The length that all runs were trained at, if it is one and known."""
+    lengths = frame["trained_length"].unique()
+    return {"trained_length": int(lengths[0])} if len(lengths) == 1 and lengths[0] > 0 else {}
 
 
 def _labels(table: pd.DataFrame) -> dict[str, tuple[str, Array]]:

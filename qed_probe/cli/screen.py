@@ -25,12 +25,14 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title, title_justify="left", box=None)
+    drawn = Table(box=None)
     for i, head in enumerate(heads):
         drawn.add_column(head, justify="right" if i else "left")
     for row in rows:
         drawn.add_row(*row)
-    Console(width=UNFOLDED, markup=False, highlight=False).print(drawn)
+    console = Console(width=UNFOLDED, markup=False, highlight=False)
+    console.print(title)
+    console.print(drawn)
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:

@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -70,27 +72,28 @@ def train_grid(
     done = {job: 0 if job in waiting else recipe.steps for job in jobs}
     free = list(devices) * at_once
     running: dict[Connection, _Running] = {}
-    while waiting or running:
-        while waiting and free:
-            begun = _begin(waiting.pop(0), output, recipe, free.pop(0), threads=_threads(at_once))
-            running[begun.said] = begun
-        for said in wait(list(running)):
-            run = running[said]  # type: ignore[index]
-            try:
-                message = run.said.recv()
-            except EOFError:
-                del running[run.said]
-                run.process.join()
-                free.append(run.device)
-                if run.process.exitcode:
-                    failed.setdefault(run.job.name, f"its process ended with status {run.process.exitcode}")
-                continue
-            if isinstance(message, str):
-                failed[run.job.name] = message
-            else:
-                done[run.job] = message
-            if progress is not None:
-                progress(sum(done.values()) * a_step, recipe.steps * len(jobs) * a_step)
+    try:
+        while waiting or running:
+            while waiting and free:
+                begun = _begin(waiting.pop(0), output, recipe, free.pop(0), threads=_threads(at_once))
+                running[begun.said] = begun
+            for said in wait(list(running)):
+                run = running[said]  # type: ignore[index]
+                message = _heard(run)
+                if isinstance(message, int):
+                    done[run.job] = message
+                elif message is not None:
+                    failed[run.job.name] = message
+                else:
+                    del running[run.said]
+                    free.append(run.device)
+                    if run.process.exitcode:
+                        failed.setdefault(run.job.name, f"its process ended with status {run.process.exitcode}")
+                if progress is not None:
+                    progress(sum(done.values()) * a_step, recipe.steps * len(jobs) * a_step)
+    except KeyboardInterrupt:
+        _stop(running.values())
+        raise
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise CheckFailed(f"expected {len(jobs)} runs to finish, found {len(failed)} that did not: {reasons}")
@@ -111,14 +114,23 @@ def _begin(job: Job, output: Path, recipe: Recipe, device: str, threads: int) ->
     context = multiprocessing.get_context("spawn")
     said, say = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(job, output / job.name, replace(recipe, task=job.task), device, threads, say))
-    process.start()
+    # Ctrl-C reaches this process alone, which passes it on once: twice would stop a run without saving it.
+    resource_tracker.ensure_running()  # or start() would, and let the signal through
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     say.close()
     return _Running(job, device, process, said)
 
 
 def _run(job: Job, directory: Path, recipe: Recipe, device: str, threads: int, say: Connection) -> None:
-    torch.set_num_threads(threads)
-    with suppress(KeyboardInterrupt):  # the run is saved, and the process that asks for it stops too
+    """What the process of a run does."""
+    with suppress(KeyboardInterrupt, BrokenPipeError):  # asked to stop, or nobody listens any more
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        torch.set_num_threads(threads)
         try:
             config, resume = arm(job.arm, lambda_max=job.lambda_max), (directory / "training.pt").exists()
             train(
@@ -127,6 +139,26 @@ def _run(job: Job, directory: Path, recipe: Recipe, device: str, threads: int, s
             )  # fmt: skip
         except QedProbeError as error:
             say.send(str(error))
+
+
+def _heard(run: _Running) -> int | str | None:
+    """The steps done, why the run failed, or None when its process has ended."""
+    try:
+        message: int | str = run.said.recv()
+    except EOFError:
+        run.process.join()
+        return None
+    return message
+
+
+def _stop(running: Collection[_Running]) -> None:
+    """Ask all to stop, and wait until each is saved."""
+    for run in running:
+        if run.process.pid is not None:
+            os.kill(run.process.pid, signal.SIGINT)
+    for run in running:
+        while _heard(run) is not None:
+            pass
 
 
 def _is_finished(directory: Path, recipe: Recipe) -> bool:
