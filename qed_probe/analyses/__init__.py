@@ -8,7 +8,7 @@ from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
-from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy
+from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strengths import strengths
 from qed_probe.analyses.strip import token_strip
@@ -33,6 +33,7 @@ __all__ = [
     "page",
     "published",
     "published_accuracy",
+    "published_contrast",
     "rho",
     "rho_read",
     "strengths",
