@@ -63,7 +63,7 @@ def contrast(
 
 
 def contrast_published(output: str | Path | None = None) -> xr.Dataset:
-    """The differences that QED's paper prints, or that follow from what it prints, drawn as ``contrast`` draws the measured ones."""
+    """The differences that QED's paper prints, or that follow from what it prints, drawn as ``contrast`` draws measured ones."""
     stem, formats = _picture(output)
     found = analyses.published_contrast()
     if stem is not None:
