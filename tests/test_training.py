@@ -229,7 +229,7 @@ def test_token_batches_are_windows_fixed_by_seed_and_step() -> None:
 
 
 def test_accuracy_counts_whole_answers_of_fresh_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = qp.load_model()  # which makes no mistakes at this length, and is kept from ever writing a 9
+    model = checkpoint.load()  # which makes no mistakes at this length, and is kept from ever writing a 9
     scores = model.logits
     nine = torch.arange(256) == ord("9")
     monkeypatch.setattr(model, "logits", lambda hidden: scores(hidden).masked_fill(nine, -torch.inf))

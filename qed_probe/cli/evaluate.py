@@ -88,7 +88,10 @@ def sweep(
     export: Export = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """The same with every λ scaled, in all of a pass, against the same samples unscaled."""
+    """Evaluate with every λ scaled, too.
+
+    The λ of all tokens, those of the prompt and of the answer, against the same samples unscaled.
+    """
     how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
     how |= {"device": device, "dtype": dtype, "strengths": _numbers("--strengths", strengths, float)}
     ds = _run("sweep", checkpoints, how)

@@ -31,13 +31,13 @@ def _draw(length: int, rng: np.random.Generator, depth: float | None) -> Sample:
     updates = int(counts[0]) - 1
     # The largest of n uniform numbers is distributed as the n-th root of one, and the others are uniform below it.
     depth = rng.random() ** (1 / counts[0]) if depth is None else depth
-    places = [[*np.sort(depth * rng.random(updates)), depth], *(np.sort(rng.random(count)) for count in counts[1:])]
+    places = [[*(depth * np.sort(rng.random(updates))).tolist(), depth]]
+    places += [np.sort(rng.random(count)).tolist() for count in counts[1:]]
     values = (10 ** (DIGITS - 1) + rng.choice(9 * 10 ** (DIGITS - 1), int(counts.sum()), replace=False)).tolist()
-    answer, statements = str(values[updates]), []
-    for variable, (key, at) in enumerate(zip(keys, places, strict=True)):
-        roles = ["stale"] * (len(at) - 1) + ["other" if variable else "current"]
-        texts = [STATEMENT.format(key=key, value=values.pop(0)) for _ in at]
-        statements += zip(at, roles, texts, strict=True)
+    answer, statements = str(values[updates]), list[tuple[float, str, str]]()
+    for key, at, last in zip(keys, places, ("current", "other", "other"), strict=True):
+        for place, role in zip(at, ["stale"] * (len(at) - 1) + [last], strict=True):
+            statements.append((place, role, STATEMENT.format(key=key, value=values.pop(0))))
     told = sorted(statements, key=lambda statement: statement[0])
     question = QUESTION.format(key=keys[0])
     noise = length - len(INSTRUCTION) - sum(len(text) + 1 for _, _, text in told) + 1 - len(question) - DIGITS
