@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
     from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
     from qed_probe.evaluation import evaluate
-    from qed_probe.gallery import DIAGNOSTICS, diff, plot
+    from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, diff, plot
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
     from qed_probe.models.capture import Captured, capture
     from qed_probe.models.checkpoint import load as load_model
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qed_probe.models.language import LanguageModel
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
+    from qed_probe.store.harness import read_harness
     from qed_probe.store.outcomes import export_outcomes, open_outcomes, save_outcomes
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
@@ -32,17 +33,18 @@ __all__ = [
     "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig",
     "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
-    "describe", "diff", "errors", "estimate", "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer",
-    "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs", "open_outcomes", "open_states", "plot",
-    "preset", "read_config", "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store",
-    "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
+    "contrast", "contrast_published", "describe", "diff", "errors", "estimate", "evaluate", "export_outcomes", "figures",
+    "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs",
+    "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_provenance", "recurrence",
+    "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks", "text_prompts", "token_prompts",
+    "trace", "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
 _HOMES = {
     "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
     "evaluation": ("evaluate",),
-    "gallery": ("DIAGNOSTICS", "diff", "plot"),
+    "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
     "models.capture": ("Captured", "capture"),
     "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),
@@ -50,6 +52,7 @@ _HOMES = {
     "models.language": ("LanguageModel",),
     "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),
+    "store.harness": ("read_harness",),
     "store.outcomes": ("export_outcomes", "open_outcomes", "save_outcomes"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),

@@ -8,7 +8,7 @@ from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
-from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy
+from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
 from qed_probe.analyses.statistics import binomial_interval, bootstrap_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strengths import strengths
@@ -35,6 +35,7 @@ __all__ = [
     "page",
     "published",
     "published_accuracy",
+    "published_contrast",
     "record_contrast",
     "record_quantiles",
     "rho",

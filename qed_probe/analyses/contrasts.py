@@ -30,9 +30,9 @@ def contrast(
 
     Dims ``panel`` (labelled "qed − gdn2"), ``seed``, ``length`` (tokens): ``difference``, NaN where one of the two was not
     trained; ``gained`` and ``lost``, samples that the first alone and the second alone got right; ``p``, exact McNemar's of
-    these: it compares two checkpoints, not two mechanisms. Dims panel, length: ``mean``, ``low``, ``high``, Student's 95 %
-    interval over the seeds from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner, and
-    that ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
+    these: it compares two checkpoints, not two mechanisms. Dims panel, length: ``mean``, ``low``, ``high``, with Student's
+    95 % interval over the seeds, from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner,
+    and that ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
 
     Raises InputError for a pair of equal arms or an unknown task, StoreError for an arm that is missing, arms that share no seed,
     and pairs that did not answer the same samples.
@@ -74,7 +74,7 @@ def contrast(
 
 
 def over_seeds(difference: xr.DataArray) -> xr.Dataset:
-    """Mean, interval and number of seeds of differences ``[panel, seed, length]``, each ``[panel, length]``."""
+    """Number of seeds, and from 4 on mean and interval, ``[panel, length]`` each, of differences ``[panel, seed, length]``."""
     x = difference.transpose("panel", "seed", "length").values
     known = np.isfinite(x)
     found = np.full((3, x.shape[0], x.shape[2]), np.nan)
@@ -82,8 +82,6 @@ def over_seeds(difference: xr.DataArray) -> xr.Dataset:
         values = x[panel, known[panel, :, length], length]
         if len(values) >= SEEDS:
             found[:, panel, length] = mean_interval(values)
-        elif len(values):
-            found[0, panel, length] = values.mean()
     dims, units = ("panel", "length"), {"units": "percentage points"}
     names = ("mean", "low", "high")
     return xr.Dataset({name: (dims, part, units) for name, part in zip(names, found, strict=True)}).assign(

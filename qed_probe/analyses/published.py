@@ -68,6 +68,26 @@ def published_accuracy() -> xr.Dataset:
     return xr.Dataset(described, coords=coords, attrs={**table.attrs, "unit": "1"})
 
 
+def published_contrast() -> xr.Dataset:
+    """Differences between QED's arms in the form that ``contrast`` gives: dims (panel, seed, length), in percentage points.
+
+    Of two cells of Table 3 where both are known, else as printed for 8192 tokens; NaN in a gap. With two seeds there is no mean.
+    Source: QED arXiv 2608.13668v1, Table 3 and Sec. 6.
+    """
+    table, printed = published("qed-table-3"), published("qed-contrasts-8k")
+    share, pairs = table["accuracy"], list(zip(printed["first"].values, printed["second"].values, strict=True))
+    known = [[str(arm) in share["arm"].values for arm in pair] for pair in pairs]
+    gap = xr.full_like(share.isel(arm=0, drop=True), np.nan)
+    rows = [
+        share.sel(arm=first, drop=True) - share.sel(arm=second, drop=True) if all(there) else gap
+        for (first, second), there in zip(pairs, known, strict=True)
+    ]
+    found = xr.concat(rows, "panel").assign_coords(panel=printed["panel"].values).transpose("panel", "seed", "length")
+    found = found.combine_first(printed["difference"].drop_vars(["first", "second"])).rename("difference")
+    attrs = {key: table.attrs[key] for key in ("name", "source", "place", "page", "gaps", "trained_length") if key in table.attrs}
+    return found.assign_attrs(units="percentage points").to_dataset().assign_attrs(attrs, published=1)
+
+
 def _runs(table: xr.Dataset) -> dict[str, tuple[str, Any]]:
     """The labels of a run, arm after arm and in each seed after seed."""
     arm, seed = np.repeat(table["arm"].values, table.sizes["seed"]), np.tile(table["seed"].values, table.sizes["arm"])

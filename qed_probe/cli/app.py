@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import qed_probe as qp
+from qed_probe.cli.contrast import contrast
 from qed_probe.cli.diff import diff
 from qed_probe.cli.evaluate import evaluate, sweep
 from qed_probe.cli.grid import grid
@@ -24,7 +25,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, train, grid, evaluate, sweep):
+for command in (trace, plot, diff, info, train, grid, evaluate, sweep, contrast):
     app.command()(command)
 
 

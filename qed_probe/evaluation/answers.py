@@ -1,9 +1,12 @@
-"""What a model says after a prompt, and how likely it finds what is there."""
+"""What a model writes after a prompt, and how likely it finds what is there."""
+
+from copy import copy
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qed_probe.models.language import Cache, LanguageModel
 from qed_probe.models.model import Model
 
 LOGITS = 1 << 26
@@ -11,19 +14,38 @@ LOGITS = 1 << 26
 
 
 @torch.inference_mode()
-def read_answers(model: Model, tokens: Tensor, answer: int) -> tuple[Tensor, Tensor]:
-    """The last ``answer`` tokens as the model would write them, ``[B, answer]``, and −ln p of all but the first, ``[B, T − 1]``.
+def read_answers(model: LanguageModel, tokens: Tensor, answer: int) -> tuple[Tensor, Tensor]:
+    """What greedy decoding writes in place of the last ``answer`` ≥ 1 tokens, and −ln p of all but the first of ``tokens``.
 
-    From one pass over ``tokens`` ``[B, T]``, prompts with their answers. Greedy decoding is fed its own tokens instead of the
-    answer's, but these are the same up to its first mistake, and after that the answer is wrong either way: what is written is
-    what decoding writes up to there.
+    ``tokens`` ``[B, T]`` are prompts with their answers. The prompt is read once; from there the model goes on with its own
+    tokens, ``[B, answer]``, and apart from that reads the answer, for its part of ``[B, T − 1]``.
     """
-    hidden, targets = model(tokens)[:, :-1], tokens[:, 1:]
-    likeliest, nll = [], []
-    columns = max(LOGITS // (len(tokens) * model.config.vocab_size), 1)
+    cache = model.new_cache(len(tokens))
+    prompt = model(tokens[:, :-answer], cache=cache)
+    written = _decode(model, prompt[:, -1], Cache([copy(memory) for memory in cache.layers]), answer)
+    hidden = [prompt] if answer == 1 else [prompt, model(tokens[:, -answer:-1], cache=cache)]
+    return written, _surprise(model, torch.cat(hidden, 1), tokens[:, 1:])
+
+
+@torch.inference_mode()
+def read_losses(model: Model, tokens: Tensor) -> Tensor:
+    """−ln p of all but the first of ``tokens`` ``[B, T]``, ``[B, T − 1]`` float32."""
+    return _surprise(model, model(tokens)[:, :-1], tokens[:, 1:])
+
+
+def _decode(model: LanguageModel, hidden: Tensor, cache: Cache, count: int) -> Tensor:
+    """The likeliest tokens one after another, ``[B, count]``, the first after ``hidden`` ``[B, hidden]``."""
+    written = [model.logits(hidden).argmax(-1)]
+    while len(written) < count:
+        written.append(model.logits(model(written[-1][:, None], cache=cache)[:, -1]).argmax(-1))
+    return torch.stack(written, 1)
+
+
+def _surprise(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
+    """−ln p of ``targets`` ``[B, T]`` by the scores of ``hidden`` ``[B, T, hidden]``."""
+    columns = max(LOGITS // (len(targets) * model.config.vocab_size), 1)
+    found = []
     for states, following in zip(torch.split(hidden, columns, 1), torch.split(targets, columns, 1), strict=True):
         logits = model.logits(states).float()
-        nll.append(F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none").view_as(following))
-        likeliest.append(logits.argmax(-1))
-    written = torch.cat(likeliest, 1)
-    return written[:, written.shape[1] - answer :], torch.cat(nll, 1)
+        found.append(F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none").view_as(following))
+    return torch.cat(found, 1)

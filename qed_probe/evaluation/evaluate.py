@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
-from qed_probe.evaluation.answers import read_answers
+from qed_probe.evaluation.answers import read_answers, read_losses
 from qed_probe.kernels import MIXERS
 from qed_probe.models.checkpoint import read_provenance
 from qed_probe.models.config import ModelConfig
@@ -95,24 +95,23 @@ def _outcomes(model: Model, samples: Samples) -> dict[str, Any]:
     """One length of one model: a column, or what all its rows share, under each name."""
     (n, T), answer = samples.tokens.shape, samples.answer
     together = max(TOGETHER[model.device.type] // T, 1)
-    written, loss, answer_loss = [], [], []
+    written, losses = [], []
     for part in np.split(samples.tokens, range(together, n, together)):
+        tokens = torch.from_numpy(part.astype(np.int64)).to(model.device)
         with enough_memory(f"{len(part)} samples of {T} tokens, in one pass"):
-            said, nll = read_answers(model, torch.from_numpy(part.astype(np.int64)).to(model.device), answer)
-            loss.append(nll.mean(1).double().cpu().numpy())
-            answer_loss.append(nll[:, T - 1 - answer :].mean(1).double().cpu().numpy())
-            written.append(said.cpu().numpy())
+            if isinstance(model, LanguageModel) and answer:
+                said, nll = read_answers(model, tokens, answer)
+                written.append(said.cpu().numpy())
+            else:
+                nll = read_losses(model, tokens)
+            losses.append(np.stack([nll.mean(1).cpu().numpy(), nll[:, T - 1 - answer :].mean(1).cpu().numpy()], 1))
+    loss, answer_loss = np.concatenate(losses).astype(np.float64).T
     found: dict[str, Any] = {"length": T, "index": np.arange(n), "depth": samples.depth, "fingerprint": samples.fingerprint}
-    found |= {"loss": np.concatenate(loss)}
     if not answer:
-        return found
+        return found | {"loss": loss}
     expected, predicted = samples.tokens[:, -answer:], np.concatenate(written)
-    return found | {
-        "answer_loss": np.concatenate(answer_loss),
-        "answer": _text(expected),
-        "prediction": _text(predicted),
-        "correct": (expected == predicted).all(1),
-    }
+    found |= {"loss": loss, "answer_loss": answer_loss, "correct": (expected == predicted).all(1)}
+    return found | {"answer": _text(expected), "prediction": _text(predicted)}
 
 
 def _text(rows: NDArray[np.integer]) -> NDArray[np.object_]:

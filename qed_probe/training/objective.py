@@ -51,7 +51,8 @@ def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, T
 def solved(logits: Tensor, answer: Tensor) -> Tensor:
     """Whether greedy decoding gives the whole answer, ``[B]`` bool, from one pass over prompt and answer, ``[B, n, vocab]``.
 
-    As ``read_answers`` says, that is the same.
+    Decoding is fed its own tokens instead of the answer's, but these are the same up to its first mistake, and after that the
+    answer is wrong either way.
     """
     return (logits.argmax(-1) == answer).all(-1)
 

@@ -1,4 +1,4 @@
-"""Every diagnostic that a store can carry, as pictures."""
+"""Every diagnostic that a trace can carry, as pictures."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable
@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import xarray as xr
 from matplotlib.figure import Figure
 
 from qed_probe import analyses, figures
 from qed_probe.analyses import Analysis, correction, decay
 from qed_probe.analyses.difference import TOLERANCE
-from qed_probe.errors import InputError, StoreError
-from qed_probe.figures import style
+from qed_probe.errors import StoreError
+from qed_probe.gallery.files import folder_for, save
 from qed_probe.store import reader
-
-FORMATS = ("png", "svg", "pdf")
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +47,12 @@ DIAGNOSTICS = (
 )
 
 
-def plot(
-    stores: xr.Dataset | str | Path | Iterable[str | Path],
-    output: str | Path,
-    *,
-    formats: Collection[str] = ("png", "svg"),
-) -> list[Path]:
-    """Draw every row of DIAGNOSTICS that the stores can carry into the directory ``output``, and return the files.
+def plot_traces(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
+    """Draw every row of DIAGNOSTICS that a trace can carry.
 
-    ``stores`` is one store, several of the same checkpoint, or what ``open`` made of them. PNG has 300 dots an inch. What cannot
-    be drawn is logged as a warning with the reason (``skipped`` returns the same). Files of the same name are replaced. Raises
-    InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be read or that can
-    carry nothing.
+    What cannot be drawn is logged as a warning with the reason (``skipped`` returns the same). Raises StoreError for a trace that
+    can carry nothing.
     """
-    folder = _folder(output, formats)
-    ds = _opened(stores)
     reasons = skipped(ds)
     if len(reasons) == len(DIAGNOSTICS):
         raise StoreError(f"expected a store with records to draw; {'; '.join(f'{k}: {v}' for k, v in reasons.items())}")
@@ -86,8 +74,8 @@ def diff(
 
     Raises as ``analyses.difference`` and ``plot`` do.
     """
-    folder = None if output is None else _folder(output, formats)
-    found = analyses.difference(_opened(first), _opened(second), tolerance)
+    folder = None if output is None else folder_for(output, formats)
+    found = analyses.difference(opened(first), opened(second), tolerance)
     if folder is not None:
         save(figures.draw_difference(found), folder / "difference", formats)
     return found
@@ -99,41 +87,8 @@ def skipped(ds: xr.Dataset) -> dict[str, str]:
     return {name: f"the store has no {', '.join(names)}" for name, names in absent.items() if names}
 
 
-def save(figure: Figure, stem: Path, formats: Collection[str]) -> list[Path]:
-    """Write a figure as ``stem.FORMAT``, the same bytes each time, its directory made if need be, and return the files."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
-    undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with mpl.rc_context(style.RC):
-        # Laid out once: each further draw would move things by parts of a point.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        for path, kind in zip(paths, formats, strict=True):
-            fresh = path.with_name(f".{path.name}.new")
-            try:
-                figure.savefig(fresh, format=kind, metadata=undated[kind])
-                fresh.replace(path)
-            except OSError as error:
-                raise InputError(f"{path}: writing failed: {error}; what was there is as it was") from error
-            finally:
-                fresh.unlink(missing_ok=True)
-    return paths
-
-
-def _folder(output: str | Path, formats: Collection[str]) -> Path:
-    """The directory for figures, once it and their formats are known to be fit."""
-    unknown = [x for x in formats if x not in FORMATS]
-    if unknown or not formats:
-        raise InputError(f"expected formats among {', '.join(FORMATS)}; found {', '.join(unknown) or 'none'}")
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"expected a directory to write figures to, found a file: {folder}")
-    if (folder / "zarr.json").exists():
-        raise InputError(f"expected a directory to write figures to, found a zarr store: {folder}")
-    return folder
-
-
-def _opened(stores: xr.Dataset | str | Path | Iterable[str | Path]) -> xr.Dataset:
+def opened(stores: xr.Dataset | str | Path | Iterable[str | Path]) -> xr.Dataset:
+    """One store or several as one Dataset, or a Dataset as it is."""
     if isinstance(stores, xr.Dataset):
         return stores
     paths = [stores] if isinstance(stores, str | Path) else list(stores)

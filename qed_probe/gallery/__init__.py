@@ -1,0 +1,7 @@
+"""From stores to figures in files."""
+
+from qed_probe.gallery.drawing import plot
+from qed_probe.gallery.outcomes import contrast, contrast_published
+from qed_probe.gallery.traces import DIAGNOSTICS, diff, skipped
+
+__all__ = ["DIAGNOSTICS", "contrast", "contrast_published", "diff", "plot", "skipped"]

@@ -1,0 +1,43 @@
+"""Every figure of whatever kind of store."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import xarray as xr
+
+from qed_probe.errors import StoreError
+from qed_probe.gallery.files import folder_for
+from qed_probe.gallery.outcomes import plot_outcomes
+from qed_probe.gallery.traces import opened, plot_traces
+from qed_probe.store import outcomes, place
+from qed_probe.store.schema import OUTCOMES
+
+KIND = "a store of outcomes"
+
+
+def plot(
+    stores: xr.Dataset | str | Path | Iterable[str | Path],
+    output: str | Path,
+    *,
+    formats: Collection[str] = ("png", "svg"),
+) -> list[Path]:
+    """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
+
+    ``stores`` is one store or several, traces of the same checkpoint or outcomes, or what ``open`` or ``open_outcomes`` made of
+    them. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are
+    replaced. Raises InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be
+    read, of both kinds, or that can carry nothing.
+    """
+    folder = folder_for(output, formats)
+    if isinstance(stores, xr.Dataset):
+        draw = plot_outcomes if stores.attrs.get("schema") == OUTCOMES else plot_traces
+        return draw(stores, folder, formats)
+    paths = [Path(stores)] if isinstance(stores, str | Path) else [Path(path) for path in stores]
+    kinds = [place.kind(path) == KIND for path in paths]
+    if not any(kinds):
+        return plot_traces(opened(paths), folder, formats)
+    if not all(kinds):
+        raise StoreError(
+            f"expected traces or outcomes alone, found {paths[kinds.index(True)]} of outcomes beside {paths[kinds.index(False)]}"
+        )
+    return plot_outcomes(outcomes.open_outcomes(paths), folder, formats)

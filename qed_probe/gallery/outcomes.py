@@ -1,0 +1,91 @@
+"""What outcomes show, as pictures: accuracy, depth, strengths, contrasts."""
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from qed_probe import analyses, figures
+from qed_probe.analyses.contrasts import PANELS
+from qed_probe.analyses.runs import judged
+from qed_probe.errors import InputError, StoreError
+from qed_probe.gallery.files import FORMATS, folder_for, save
+from qed_probe.store.outcomes import open_outcomes
+
+
+def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
+    """Draw accuracy by length, or of tasks that have none, by depth for each arm, and by strength where there are several."""
+    written: list[Path] = []
+    usual = bool((ds["strength"] == 1).any())
+    if "correct" not in ds or not usual:
+        raise StoreError("expected outcomes with answers, at strength 1, to draw; found none")
+    shares = analyses.accuracy(ds)
+    lengths = [bool(n) for n in shares["length"].values]
+    if any(lengths):
+        written += save(figures.draw_accuracy(shares.isel(length=lengths)), folder / "accuracy", formats)
+    if not all(lengths):
+        written += save(figures.draw_dots(shares), folder / "tasks", formats)
+    if ds["depth"].notnull().any():
+        found = analyses.by_depth(ds)
+        for task, arm in sorted({*zip(found["task"].values, found["arm"].values, strict=True)}):
+            mine = found.isel(run=(found["task"].values == task) & (found["arm"].values == arm))
+            written += save(figures.draw_depth(mine), folder / f"depth-{task}-{arm}", formats)
+    if len(np.unique(ds["strength"].values)) > 1:
+        written += save(figures.draw_strengths(analyses.strengths(ds)), folder / "strengths", formats)
+    return written
+
+
+def contrast(
+    results: xr.Dataset | str | Path | Iterable[str | Path],
+    output: str | Path | None = None,
+    *,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    task: str | None = None,
+    only_learned: bool = False,
+) -> xr.Dataset:
+    """Differences between arms, as ``analyses.contrast`` says them, drawn into the file ``output`` if that is given.
+
+    Without ``pairs``, those of QED's Figure 2, and the one that it lacks, of which there are outcomes. Raises as
+    ``analyses.contrast`` and ``open_outcomes`` do, StoreError if there are outcomes of none of them, and InputError for an output
+    that is no picture.
+    """
+    stem, formats = _picture(output)
+    ds = (
+        results
+        if isinstance(results, xr.Dataset)
+        else open_outcomes([results] if isinstance(results, str | Path) else [*results])
+    )
+    found = analyses.contrast(ds, pairs or _known(ds), task=task, only_learned=only_learned)
+    if stem is not None:
+        save(figures.draw_contrast(found), stem, formats)
+    return found
+
+
+def contrast_published(output: str | Path | None = None) -> xr.Dataset:
+    """The differences that QED's paper prints, or that follow from what it prints, drawn as ``contrast`` draws measured ones."""
+    stem, formats = _picture(output)
+    found = analyses.published_contrast()
+    if stem is not None:
+        save(figures.draw_contrast(found), stem, formats)
+    return found
+
+
+def _known(ds: xr.Dataset) -> Sequence[tuple[str, str]]:
+    arms = sorted(set(judged(ds)["arm"]))
+    pairs = [pair for pair in PANELS if set(pair) <= set(arms)]
+    if not pairs:
+        wanted = ", ".join(f"{first} and {second}" for first, second in PANELS)
+        raise StoreError(f"expected outcomes of {wanted}, or pairs of the arms that are there; found {', '.join(arms)}")
+    return pairs
+
+
+def _picture(output: str | Path | None) -> tuple[Path | None, list[str]]:
+    if output is None:
+        return None, []
+    path = Path(output)
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise InputError(f"output: expected a file that ends in {', '.join('.' + x for x in FORMATS)}, found {path}")
+    folder_for(path.parent, [kind])
+    return path.with_suffix(""), [kind]
