@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
     from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
     from qed_probe.evaluation import evaluate
-    from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, diff, plot
+    from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, contrast_traces, diff, plot
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
     from qed_probe.models.capture import Captured, capture
     from qed_probe.models.checkpoint import load as load_model
@@ -33,18 +33,18 @@ __all__ = [
     "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig",
     "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
-    "contrast", "contrast_published", "describe", "diff", "errors", "estimate", "evaluate", "export_outcomes", "figures",
-    "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open", "open_inputs",
-    "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_provenance", "recurrence",
-    "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks", "text_prompts", "token_prompts",
-    "trace", "train", "train_grid", "training",
+    "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate", "evaluate",
+    "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open",
+    "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_provenance",
+    "recurrence", "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks", "text_prompts",
+    "token_prompts", "trace", "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
 _HOMES = {
     "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
     "evaluation": ("evaluate",),
-    "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "diff", "plot"),
+    "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
     "models.capture": ("Captured", "capture"),
     "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),

@@ -2,6 +2,6 @@
 
 from qed_probe.gallery.drawing import plot
 from qed_probe.gallery.outcomes import contrast, contrast_published
-from qed_probe.gallery.traces import DIAGNOSTICS, diff, skipped
+from qed_probe.gallery.traces import DIAGNOSTICS, contrast_traces, diff, skipped
 
-__all__ = ["DIAGNOSTICS", "contrast", "contrast_published", "diff", "plot", "skipped"]
+__all__ = ["DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot", "skipped"]

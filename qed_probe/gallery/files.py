@@ -44,3 +44,15 @@ def folder_for(output: str | Path, formats: Collection[str]) -> Path:
     if (folder / "zarr.json").exists():
         raise InputError(f"expected a directory to write figures to, found a zarr store: {folder}")
     return folder
+
+
+def picture_for(output: str | Path | None) -> tuple[Path, list[str]] | None:
+    """Where a single figure goes, without its ending, and its formats, as ``save`` takes them; None for none."""
+    if output is None:
+        return None
+    path = Path(output)
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise InputError(f"output: expected a file that ends in {', '.join('.' + x for x in FORMATS)}, found {path}")
+    folder_for(path.parent, [kind])
+    return path.with_suffix(""), [kind]

@@ -9,8 +9,8 @@ import xarray as xr
 from qed_probe import analyses, figures
 from qed_probe.analyses.contrasts import PANELS
 from qed_probe.analyses.runs import judged
-from qed_probe.errors import InputError, StoreError
-from qed_probe.gallery.files import FORMATS, folder_for, save
+from qed_probe.errors import StoreError
+from qed_probe.gallery.files import picture_for, save
 from qed_probe.store.outcomes import open_outcomes
 
 
@@ -50,24 +50,24 @@ def contrast(
     ``analyses.contrast`` and ``open_outcomes`` do, StoreError if there are outcomes of none of them, and InputError for an output
     that is no picture.
     """
-    stem, formats = _picture(output)
+    picture = picture_for(output)
     ds = (
         results
         if isinstance(results, xr.Dataset)
         else open_outcomes([results] if isinstance(results, str | Path) else [*results])
     )
     found = analyses.contrast(ds, pairs or _known(ds), task=task, only_learned=only_learned)
-    if stem is not None:
-        save(figures.draw_contrast(found), stem, formats)
+    if picture is not None:
+        save(figures.draw_contrast(found), *picture)
     return found
 
 
 def contrast_published(output: str | Path | None = None) -> xr.Dataset:
     """The differences that QED's paper prints, or that follow from what it prints, drawn as ``contrast`` draws measured ones."""
-    stem, formats = _picture(output)
+    picture = picture_for(output)
     found = analyses.published_contrast()
-    if stem is not None:
-        save(figures.draw_contrast(found), stem, formats)
+    if picture is not None:
+        save(figures.draw_contrast(found), *picture)
     return found
 
 
@@ -78,14 +78,3 @@ def _known(ds: xr.Dataset) -> Sequence[tuple[str, str]]:
         wanted = ", ".join(f"{first} and {second}" for first, second in PANELS)
         raise StoreError(f"expected outcomes of {wanted}, or pairs of the arms that are there; found {', '.join(arms)}")
     return pairs
-
-
-def _picture(output: str | Path | None) -> tuple[Path | None, list[str]]:
-    if output is None:
-        return None, []
-    path = Path(output)
-    kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise InputError(f"output: expected a file that ends in {', '.join('.' + x for x in FORMATS)}, found {path}")
-    folder_for(path.parent, [kind])
-    return path.with_suffix(""), [kind]

@@ -1,7 +1,7 @@
 """Every diagnostic that a trace can carry, as pictures."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from qed_probe import analyses, figures
 from qed_probe.analyses import Analysis, correction, decay
 from qed_probe.analyses.difference import TOLERANCE
 from qed_probe.errors import StoreError
-from qed_probe.gallery.files import folder_for, save
+from qed_probe.gallery.files import folder_for, picture_for, save
 from qed_probe.store import reader
 
 log = logging.getLogger(__name__)
@@ -93,3 +93,18 @@ def opened(stores: xr.Dataset | str | Path | Iterable[str | Path]) -> xr.Dataset
         return stores
     paths = [stores] if isinstance(stores, str | Path) else list(stores)
     return reader.open(*paths)
+
+
+def contrast_traces(stores: Sequence[xr.Dataset | str | Path], record: str, output: str | Path | None = None) -> xr.Dataset:
+    """One record of two traces of a checkpoint, head by head, or of several checkpoints, by each layer's quantiles.
+
+    ``analyses.record_contrast`` where there are two stores of one checkpoint, else ``analyses.record_quantiles``; drawn into the
+    file ``output`` if that is given. Raises as these do, and InputError for an output that is no picture.
+    """
+    picture = picture_for(output)
+    runs = [opened(store) for store in stores]
+    alike = len(runs) == 2 and runs[0].attrs.get("checkpoint_digest") == runs[1].attrs.get("checkpoint_digest")
+    found = analyses.record_contrast(runs[0], runs[1], record) if alike else analyses.record_quantiles(runs, record)
+    if picture is not None:
+        save((figures.draw_record_contrast if alike else figures.draw_record_quantiles)(found), *picture)
+    return found
