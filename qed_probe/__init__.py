@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
-    from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, train, train_grid
+    from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, read_history, train, train_grid
 
 __version__ = "0.1.0"
 
@@ -35,9 +35,9 @@ __all__ = [
     "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
     "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate", "evaluate",
     "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open",
-    "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_provenance",
-    "recurrence", "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks", "text_prompts",
-    "token_prompts", "trace", "train", "train_grid", "training",
+    "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_history",
+    "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks",
+    "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -57,7 +57,7 @@ _HOMES = {
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),
-    "training": ("GRID", "RECIPES", "Job", "Recipe", "arm", "train", "train_grid"),
+    "training": ("GRID", "RECIPES", "Job", "Recipe", "arm", "read_history", "train", "train_grid"),
 }
 _SOURCES = {name.split()[-1]: (home, name.split()[0]) for home, names in _HOMES.items() for name in names}
 

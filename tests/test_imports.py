@@ -26,8 +26,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "tracing": ("tasks", "store"),
     "analyses": ("tracing", "evaluation"),
     "figures": ("analyses",),
-    "gallery": ("figures",),
-    "cli": ("gallery", "training", "facade"),
+    "gallery": ("figures", "training"),
+    "cli": ("gallery", "facade"),
 }
 
 

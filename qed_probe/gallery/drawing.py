@@ -5,12 +5,15 @@ from pathlib import Path
 
 import xarray as xr
 
+from qed_probe import figures
 from qed_probe.errors import StoreError
-from qed_probe.gallery.files import folder_for
+from qed_probe.gallery.files import folder_for, save
 from qed_probe.gallery.outcomes import plot_outcomes
 from qed_probe.gallery.traces import opened, plot_traces
 from qed_probe.store import outcomes, place
 from qed_probe.store.schema import OUTCOMES
+from qed_probe.training import read_history
+from qed_probe.training.state import LOG
 
 KIND = "a store of outcomes"
 
@@ -24,15 +27,17 @@ def plot(
     """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
 
     ``stores`` is one store or several, traces of the same checkpoint or outcomes, or what ``open`` or ``open_outcomes`` made of
-    them. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are
-    replaced. Raises InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be
-    read, of both kinds, or that can carry nothing.
+    them, or the directory of a training run. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the
+    reason. Files of the same name are replaced. Raises InputError for an unknown format or an output that is no directory,
+    StoreError for stores that cannot be read, of both kinds, or that can carry nothing.
     """
     folder = folder_for(output, formats)
     if isinstance(stores, xr.Dataset):
         draw = plot_outcomes if stores.attrs.get("schema") == OUTCOMES else plot_traces
         return draw(stores, folder, formats)
     paths = [Path(stores)] if isinstance(stores, str | Path) else [Path(path) for path in stores]
+    if len(paths) == 1 and (paths[0] / LOG).is_file():
+        return _plot_training(paths[0], folder, formats)
     kinds = [place.kind(path) == KIND for path in paths]
     if not any(kinds):
         return plot_traces(opened(paths), folder, formats)
@@ -41,3 +46,12 @@ def plot(
             f"expected traces or outcomes alone, found {paths[kinds.index(True)]} of outcomes beside {paths[kinds.index(False)]}"
         )
     return plot_outcomes(outcomes.open_outcomes(paths), folder, formats)
+
+
+def _plot_training(run: Path, folder: Path, formats: Collection[str]) -> list[Path]:
+    ds = read_history(run)
+    if "lambda" not in ds:
+        raise StoreError(
+            f"{run}: expected the run of a model that adds a direction, whose λ could be drawn, found {ds.attrs['subject']}"
+        )
+    return save(figures.draw_lambda(ds), folder / "lambda", formats)

@@ -19,6 +19,7 @@ from qed_probe.models.language import LanguageModel
 from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 
+LOG = "log.jsonl"
 Line = dict[str, Any]
 """One line of log.jsonl."""
 
@@ -71,13 +72,13 @@ def open_log(run: Run) -> None:
     """Make the output, its log without the steps that a killed run did after its last save: they will be done again."""
     run.output.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in run.lines)
-    _replace(run.output / "log.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
+    _replace(run.output / LOG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def log(run: Run, line: Line) -> None:
     """Add a line to the log."""
     run.lines.append(line)
-    with (run.output / "log.jsonl").open("a", encoding="utf-8") as file:
+    with (run.output / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
