@@ -76,6 +76,23 @@ def run(
     return Observation(tokens, found.pop("y"), state, states, found, chosen)
 
 
+def merged(one: Observation, other: Observation, heads: Tensor) -> Observation:
+    """The heads ``heads`` ``[H]`` bool of one pass, and the rest of another over the same tokens; records that both have."""
+    records = {name: _chosen(name, x, other.records[name], heads) for name, x in one.records.items() if name in other.records}
+    return Observation(
+        one.tokens,
+        torch.where(heads[:, None], one.y, other.y),
+        torch.where(heads[:, None, None], one.final_state, other.final_state),
+        torch.where(heads[:, None, None], one.states, other.states),
+        records,
+        one.backend,
+    )
+
+
+def _chosen(name: str, x: Tensor, y: Tensor, heads: Tensor) -> Tensor:
+    return torch.where(heads[:, None] if name in ("read", "edit_eigenvalue") else heads, x, y)
+
+
 def _run(
     tokens: Tokens,
     state: Tensor,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qed_probe.kernels import MIXERS, Choice, Observation, Tokens, run
+from qed_probe.errors import InputError
+from qed_probe.kernels import MIXERS, Choice, Mixer, Observation, Tokens, merged, run
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise, packed_slots
 
@@ -33,19 +34,25 @@ class Memory:
 class DeltaMixer(nn.Module):
     """One delta-rule memory: projections, short convolutions, gates, recurrence, gated output norm.
 
-    ``strength`` scales λ and ``backend`` says what runs the recurrence; neither is saved. While ``observer`` is set, every pass
-    is recorded and handed to it, with the states after the packed tokens ``states_at``.
+    ``strength``, one number or one a head, scales λ, or γ where there is an address and no added direction, and ``backend`` says
+    what runs the recurrence. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs
+    some that this mixer has not, are ``drawn``. None of it is saved. While ``observer`` is set, every pass is recorded and handed
+    to it, with the states after the packed tokens ``states_at``.
     """
 
     random_direction: Tensor
     random_address: Tensor
+    acting: Mixer
+    acting_at: Tensor | None
+    drawn: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.kind = MIXERS[config.mixer]
         self.scale = config.key_dim**-0.5
-        self.strength = 1.0
+        self.strength: float | Tensor = 1.0
+        self.acting, self.acting_at, self.drawn = self.kind, None, None
         self.backend: Choice = "auto"
         self.observer: Observer | None = None
         self.states_at: tuple[int, ...] = ()
@@ -117,26 +124,35 @@ class DeltaMixer(nn.Module):
         o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ gate(g_proj x)), the gate a sigmoid or SiLU.
         """
         initial_state = None if memory is None else memory.state
-        tokens = self._tokens(x, *self._convolve(x, memory, cu_seqlens))
-        # The recurrence chooses its own precision: autocast would round the products inside it.
-        with torch.autocast(x.device.type, enabled=False):
-            seen = run(
-                self.kind,
-                tokens,
-                record=self.observer is not None,
-                initial_state=initial_state,
-                cu_seqlens=cu_seqlens,
-                states_at=self.states_at if self.observer is not None else (),
-                backend=self.backend,
-            )
+        convolved = self._convolve(x, memory, cu_seqlens)
+        seen = self._see(self.acting, x, convolved, initial_state, cu_seqlens)
+        if self.acting_at is not None:
+            seen = merged(seen, self._see(self.kind, x, convolved, initial_state, cu_seqlens), self.acting_at)
         if memory is not None:
             memory.state = seen.final_state
-        o = (self.scale * seen.y).to(tokens.v.dtype)
+        o = (self.scale * seen.y).to(seen.tokens.v.dtype)
         if self.observer is not None:
             self.observer(seen, o, initial_state, cu_seqlens)
         gate = (F.silu if self.config.output_gate == "silu" else torch.sigmoid)(self.g_proj(x)).view_as(o)
         y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
         return y
+
+    def _see(
+        self, kind: Mixer, x: Tensor, convolved: tuple[Tensor, Tensor, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Observation:
+        """The memory's pass as an arm, recorded while there is an observer."""
+        tokens, seen = self._tokens(kind, x, *convolved), self.observer is not None
+        # The recurrence chooses its own precision: autocast would round the products inside it.
+        with torch.autocast(x.device.type, enabled=False):
+            return run(
+                kind,
+                tokens,
+                record=seen,
+                initial_state=state,
+                cu_seqlens=cu_seqlens,
+                states_at=self.states_at if seen else (),
+                backend=self.backend,
+            )
 
     def _convolve(self, x: Tensor, memory: Memory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values after their convolutions, ``[B, T, channels]``."""
@@ -156,8 +172,8 @@ class DeltaMixer(nn.Module):
             return torch.zeros(self.config.heads, device=self.q_proj.weight.device)
         return self.strength * self.config.lambda_max * torch.sigmoid(self.theta)
 
-    def _tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
-        config, kind = self.config, self.kind
+    def _tokens(self, kind: Mixer, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+        config = self.config
         heads = (*x.shape[:2], config.heads)
         several = (self.edits,) if config.mixer == "deltaproduct" else ()
         k = _unit(k.view(*heads, *several, config.key_dim), config.unit_eps)
@@ -170,10 +186,19 @@ class DeltaMixer(nn.Module):
             b=config.gate_max * torch.sigmoid(self.b_proj(x)).view(*heads, -1) if kind.gate == "channel" else None,
             w=torch.sigmoid(self.w_proj(x)).view(*heads, -1) if kind.gate == "channel" else None,
             lam=None if kind.direction is None else self.lam(),
-            direction=self.random_direction if kind.direction is not None and kind.direction.source == "random" else None,
-            address=None if kind.address is None else self._address(x, k),
-            gamma=None if kind.address is None else torch.sigmoid(self.gamma_proj(x)),
+            direction=self._random("direction") if kind.direction is not None and kind.direction.source == "random" else None,
+            address=None if kind.address is None else self._address(kind, x, k),
+            gamma=None if kind.address is None else self._erase_gate(x),
         )
+
+    def _erase_gate(self, x: Tensor) -> Tensor:
+        gamma: Tensor = torch.sigmoid(self.gamma_proj(x))
+        return gamma if self.kind.direction is not None else self.strength * gamma
+
+    def _random(self, what: str) -> Tensor:
+        """The fixed random vectors of the heads, ``[H, K]``: this mixer's own, or those that were drawn for it."""
+        own: Tensor = getattr(self, f"random_{what}") if hasattr(self, f"random_{what}") else _given(self.drawn)
+        return own
 
     def _log_decay(self, x: Tensor) -> Tensor:
         """−A·softplus(f + bias), or with EDA's safe gate ℓ + |ℓ|exp(−A·softplus(f + bias)/|ℓ|) (its Eq. 14–15), in float32."""
@@ -183,12 +208,18 @@ class DeltaMixer(nn.Module):
         bound = self.config.lower_bound
         return -bound * torch.expm1(fall / bound) if self.kind.decay == "safe" else -fall
 
-    def _address(self, x: Tensor, k: Tensor) -> Tensor:
-        if self.kind.address == "key":
+    def _address(self, kind: Mixer, x: Tensor, k: Tensor) -> Tensor:
+        if kind.address == "key":
             return k
-        if self.kind.address == "random":
-            return self.random_address.to(k.dtype).expand_as(k)
+        if kind.address == "random":
+            return self._random("address").to(k.dtype).expand_as(k)
         return _unit(self.e_proj(x), self.config.unit_eps)
+
+
+def _given(x: Tensor | None) -> Tensor:
+    if x is None:
+        raise InputError("expected random vectors, drawn for an arm that needs some, found none")
+    return x
 
 
 def _unit(x: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,86 @@
+"""Change what an added direction, or an erase address, does in a model while it runs: how strongly, which, and where."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import MIXERS, Direction, Mixer
+from qed_probe.models.language import LanguageModel
+
+DIRECTIONS: dict[str, dict[str, Any]] = {
+    "full": {"direction": Direction()},
+    "nogate": {"direction": Direction(gated=False)},
+    "noproj": {"direction": Direction(projected=False)},
+    "nogate-noproj": {"direction": Direction(gated=False, projected=False)},
+    "rand": {"direction": Direction(source="random")},
+}
+"""What QED's arms add (arXiv 2608.13668, Table 1), by the ends of their names."""
+ADDRESSES: dict[str, dict[str, Any]] = {
+    "same": {"address": "key"},
+    "rand": {"address": "random"},
+    "reversed": {"address_last": True},
+}
+"""EDA's erase at other addresses, or after the delta edit."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """λ, or γ of an erase address, times ``strength``; the direction or address of another arm, "own" for none; and where.
+
+    ``at`` are (layer, head), everywhere if there are none.
+    """
+
+    strength: float = 1.0
+    direction: str = "own"
+    at: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def place(self) -> str:
+        """``at`` as text: "0:2,1:0", or "all"."""
+        return ",".join(f"{layer}:{head}" for layer, head in self.at) or "all"
+
+
+def intervene(model: LanguageModel, change: Intervention, seed: int = 0) -> None:
+    """Let every pass from now on run with this change and no other; ``Intervention()`` undoes any.
+
+    Where a random vector is needed, one is drawn for each head by ``seed``. Raises InputError for a model that has neither a
+    direction nor an address, a strength that is not finite, a direction that does not fit, and a head that is not there.
+    """
+    config, own = model.config, MIXERS[model.config.mixer]
+    if change != Intervention() and own.direction is None and own.address is None:
+        raise InputError(f"expected a model that adds a direction or erases at an address of its own, found one of {own.name}")
+    if not math.isfinite(change.strength):
+        raise InputError(f"strength: expected a finite number, found {change.strength}")
+    missing = [place for place in change.at if place[0] not in model.mixers or not 0 <= place[1] < config.heads]
+    if missing:
+        layers = ", ".join(map(str, model.mixers))
+        found = f"{missing[0][0]}:{missing[0][1]}"
+        raise InputError(f"at: expected layer:head of layers {layers} and heads 0 to {config.heads - 1}, found {found}")
+    acting = other_arm(own, change.direction)
+    for layer, mixer in model.mixers.items():
+        device = mixer.q_proj.weight.device
+        heads = [not change.at or (layer, head) in change.at for head in range(config.heads)]
+        chosen = torch.tensor(heads, device=device)
+        mixer.strength = torch.where(chosen, change.strength, 1.0)
+        mixer.acting = acting if any(heads) else own
+        mixer.acting_at = None if all(heads) or acting is own else chosen
+        generator = torch.Generator().manual_seed(1_000_003 * seed + layer)
+        mixer.drawn = F.normalize(torch.randn(config.heads, config.key_dim, generator=generator), dim=-1).to(device)
+
+
+def other_arm(own: Mixer, direction: str) -> Mixer:
+    """The arm of the same family that a mixer becomes with another direction or address; raises InputError."""
+    changes = DIRECTIONS if own.address is None and own.direction is not None else ADDRESSES if own.address else {}
+    if direction == "own":
+        return own
+    if direction not in changes:
+        raise InputError(f"direction: expected own, {', '.join(changes)} for {own.name}, found {direction!r}")
+    wanted = replace(own, **changes[direction])
+    found = next((mixer for mixer in MIXERS.values() if replace(mixer, name=own.name) == wanted), None)
+    if found is None:
+        raise InputError(f"direction: expected one that makes another arm of {own.name}, found {direction!r}")
+    return found
