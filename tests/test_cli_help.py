@@ -17,7 +17,7 @@ from qed_probe.cli import app as application
 from qed_probe.cli import screen
 from qed_probe.errors import CheckFailed, InputError, StoreError
 
-COMMANDS = ("trace", "plot", "diff", "info", "train")
+COMMANDS = ("trace", "plot", "diff", "info", "evaluate", "sweep", "contrast", "train", "grid")
 MAIN = "import sys; from qed_probe.cli import main; sys.exit(main())"
 
 
@@ -68,7 +68,7 @@ def test_version() -> None:
         (["trace", "--text", "a", "--task", "niah"], "--text and --task"),
         (["trace", "--layers", "0,b"], "--layers"),
         (["trace", "--task", "reassign"], "reassign"),
-        (["trace", "--task", "reassignment", "--length", "415"], "at least 416 bytes"),
+        (["trace", "--task", "reassignment", "--length", "377"], "at least 378 bytes"),
         (["train", "qed", "--task", "poetry"], "poetry"),
         (["plot"], "RUN.zarr"),
         (["diff", "one.zarr"], "B.zarr"),

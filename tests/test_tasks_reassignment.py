@@ -13,8 +13,8 @@ from tests.test_tasks import part, spans, text
 
 TASK = TASKS["reassignment"]
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-STATEMENT = r"The magic number for ([a-z]+-[a-z]+) is now (\d{7})\."
-QUESTION = r"\nWhat is the current magic number for ([a-z-]+)\? The current magic number for \1 is (\d{7})"
+STATEMENT = r"([a-z]+-[a-z]+) is now (\d{7})\."
+QUESTION = r"\nWhat is ([a-z-]+) now\? \1 is now (\d{7})"
 
 
 def told(prompt: Prompt) -> tuple[str, dict[str, list[str]]]:
@@ -33,11 +33,10 @@ def test_the_answer_is_the_value_assigned_last(length: int, depth: float | None)
     for prompt in TASK.prompts(length, 100, seed=2, depth=depth):
         asked, values = told(prompt)
         assert part(prompt, "answer") == values[asked][-1]
-        assert len(values) == 2
-        (other,) = values.keys() - {asked}
-        assert len(values[asked]) in (2, 3)
-        assert len(values[other]) in (1, 2)
-        assert len({*values[asked], *values[other]}) == len(values[asked] + values[other])
+        assert len(values) == 3
+        assert all(len(mine) in (2, 3) for mine in values.values())
+        every = [value for mine in values.values() for value in mine]
+        assert len({*every}) == len(every)
         assert prompt.details["updates"] == len(values[asked]) - 1
 
 
@@ -45,11 +44,12 @@ def test_roles_are_what_the_statements_say() -> None:
     seen = set()
     for prompt in TASK.prompts(700, 200, seed=3):
         asked, values = told(prompt)
-        (other,) = values.keys() - {asked}
-        (current,), (last,) = spans(prompt, "current"), spans(prompt, "other")
+        others = values.keys() - {asked}
+        (current,) = spans(prompt, "current")
         assert re.fullmatch(STATEMENT, current)
         assert (asked, values[asked][-1]) == re.findall(STATEMENT, current)[0]
-        assert [(other, values[other][-1])] == re.findall(STATEMENT, last)
+        last = [re.findall(STATEMENT, span)[0] for span in spans(prompt, "other")]
+        assert sorted(last) == sorted((other, values[other][-1]) for other in others)
         stale = [re.findall(STATEMENT, span)[0] for span in spans(prompt, "stale")]
         assert all(re.fullmatch(STATEMENT, span) for span in spans(prompt, "stale"))
         assert sorted(stale) == sorted([(name, value) for name in values for value in values[name][:-1]])
@@ -58,32 +58,31 @@ def test_roles_are_what_the_statements_say() -> None:
         assert re.fullmatch(QUESTION, question + part(prompt, "answer"))
         assert prompt.roles is not None
         assert set(prompt.roles) == {"question", "noise", "stale", "current", "other", "answer"}
-        seen.add((len(values[asked]), len(values[other])))
-    assert seen == {(2, 1), (2, 2), (3, 1), (3, 2)}
+        seen.add((len(values[asked]), *sorted(len(values[other]) for other in others)))
+    assert seen == {(a, b, c) for a in (2, 3) for b, c in ((2, 2), (2, 3), (3, 3))}
 
 
 def test_statements_have_lines_of_their_own_in_the_noise_line_repeated() -> None:
     for prompt in TASK.prompts(1500, 50, seed=4):
         lines = text(prompt).split("\n")
-        statements = [line for line in lines if "is now" in line]
+        statements = [line for line in lines[:-1] if "is now" in line]
         assert all(re.fullmatch(STATEMENT, line) for line in statements)
         rest = [line for line in lines[1:-1] if "is now" not in line]
         assert all(LINE.endswith(line) or LINE.startswith(line) for line in rest)
         assert rest.count(LINE) >= 4
 
 
-def test_every_place_is_uniform_and_the_current_value_is_often_not_the_last() -> None:
+def test_every_place_is_uniform_and_the_current_value_is_seldom_the_last() -> None:
     prompts = TASK.prompts(600, 1000, seed=0)
     depths = np.sort([prompt.details["depth"] for prompt in prompts])
     law = (depths**2 + depths**3) / 2  # the larger of two, or the largest of three, uniform places
     # Kolmogorov–Smirnov: 1.95/√n is passed by such a sample in all but 1 of 1000 cases.
     assert np.abs(law - (np.arange(1000) + 0.5) / 1000).max() < 1.95 / np.sqrt(1000)
-    behind = [
-        text(prompt).index(spans(prompt, "other")[0]) > text(prompt).index(spans(prompt, "current")[0]) for prompt in prompts
+    ahead = [
+        text(prompt).index(spans(prompt, "current")[0]) > text(prompt).index(spans(prompt, "other")[-1]) for prompt in prompts
     ]
-    # The last of a + b places belongs to the other variable in b of a + b cases: the mean over (2, 1), (2, 2), (3, 1), (3, 2).
-    expected = np.mean([1 / 3, 2 / 4, 1 / 4, 2 / 5])
-    assert abs(np.mean(behind) - expected) < 3.3 * np.sqrt(expected * (1 - expected) / 1000)
+    # All three variables are alike, so the last place belongs to the asked one in a third.
+    assert abs(np.mean(ahead) - 1 / 3) < 3.3 * np.sqrt(2 / 9 / 1000)
 
 
 def test_roles_and_updates_reach_the_store(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
-from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
+from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
+from qed_probe.analyses.statistics import binomial_interval, bootstrap_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strengths import strengths
 from qed_probe.analyses.strip import token_strip
 from qed_probe.analyses.summary import summary
@@ -19,6 +20,7 @@ __all__ = [
     "Analysis",
     "accuracy",
     "binomial_interval",
+    "bootstrap_interval",
     "by_depth",
     "check_unmixed",
     "contrast",
@@ -34,6 +36,8 @@ __all__ = [
     "published",
     "published_accuracy",
     "published_contrast",
+    "record_contrast",
+    "record_quantiles",
     "rho",
     "rho_read",
     "strengths",

@@ -48,9 +48,16 @@ def fold(ds: xr.Dataset, names: Sequence[str], step: Callable[[dict[str, Array]]
 
     The count and the place of the non-finite values of each record come along as ``nonfinite`` and ``first_min``.
     """
+    return fold_tokens(ds, names, lambda _, records: step(records))
+
+
+def fold_tokens(
+    ds: xr.Dataset, names: Sequence[str], step: Callable[[Array, dict[str, Array]], dict[str, Array]]
+) -> dict[str, Array]:
+    """``fold`` with a ``step`` that is also told the packed indices of the block's tokens."""
     total: dict[str, Array] = {}
     for tokens, records in blocks(ds, names):
-        for name, value in (step(records) | _nonfinite(tokens, records)).items():
+        for name, value in (step(tokens, records) | _nonfinite(tokens, records)).items():
             total[name] = _join(name)(total[name], value) if name in total else value
     return total
 

@@ -54,14 +54,19 @@ def difference(first: xr.Dataset, second: xr.Dataset, tolerance: float = TOLERAN
     return label(first.assign_coords(complete=("token", together)), whole, FIELDS, labels, tolerance=tolerance)
 
 
-def _common(first: xr.Dataset, second: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset, list[str]]:
-    """Both runs with the layers that they share, and the records that they share."""
+def check_same_tokens(first: xr.Dataset, second: xr.Dataset) -> None:
+    """Raise StoreError, with the first place, where two runs are not over the same prompts, token by token."""
     for name in ("token_id", "cu_seqlens"):
         x, y = (np.asarray(ds[name].values) for ds in (first, second))
         if x.shape != y.shape:
             raise StoreError(f"expected runs over the same tokens, found {name} of {x.size:,} and {y.size:,} entries")
         if (x != y).any():
             raise StoreError(f"expected runs over the same tokens, found {name} to differ first at {int((x != y).argmax())}")
+
+
+def _common(first: xr.Dataset, second: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset, list[str]]:
+    """Both runs with the layers that they share, and the records that they share."""
+    check_same_tokens(first, second)
     layers = [layer for layer in first["layer"].values if layer in second["layer"].values]
     names = [str(name) for name, x in first.data_vars.items() if {"layer", "token", "head"} <= set(x.dims) and name in second]
     if not layers or not names:

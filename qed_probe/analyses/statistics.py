@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from qed_probe.analyses.blocks import Array
+from qed_probe.analyses.blocks import Array, mean
 from qed_probe.errors import InputError
 
 LEVEL = 0.95
+DRAWS = 2000
+BATCH = 1 << 23
+"""How often a bootstrap resamples, and how many weights of its draws are in memory at a time."""
 
 
 class Page(NamedTuple):
@@ -61,6 +64,32 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     middle = float(x.mean())
     half = float(stats.t.ppf((1 + level) / 2, x.size - 1) * stats.sem(x))
     return Interval(middle, middle - half, middle + half)
+
+
+def bootstrap_interval(
+    sums: ArrayLike, counts: ArrayLike, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> tuple[Array, Array]:
+    """The percentile interval of means over values that come in independent units, from each unit's sum and count.
+
+    ``sums`` and ``counts`` are ``[unit, ...]``; units are drawn with replacement, as many as there are, for all cells together;
+    a draw's mean is Σ sums / Σ counts, and the ends are the quantiles (1 ∓ level)/2 of the draws. Returns (low, high) ``[...]``,
+    NaN where fewer than two units have a value; a draw that has none in a cell does not count there. With few units (say, below
+    ten) such an interval is too narrow. Raises InputError for a level outside (0, 1).
+    Source: Efron, Annals of Statistics 7 (1979).
+    """
+    _check_level(level)
+    total, n = np.broadcast_arrays(np.asarray(sums, np.float64), np.asarray(counts, np.float64))
+    units, shape = len(total), total.shape[1:]
+    total, n = total.reshape(units, -1), n.reshape(units, -1)
+    enough = (n > 0).sum(0) >= 2
+    ends = np.full((2, enough.size), np.nan)
+    if enough.any():
+        rng, step = np.random.default_rng(seed), max(1, BATCH // units)
+        sizes = [min(step, draws - start) for start in range(0, draws, step)]
+        weights = (rng.multinomial(units, np.full(units, 1 / units), size).astype(np.float64) for size in sizes)
+        means = np.concatenate([mean(w @ total[:, enough], w @ n[:, enough]) for w in weights])
+        ends[:, enough] = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
 def mcnemar(gained: ArrayLike, lost: ArrayLike) -> Array:

@@ -25,7 +25,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, train, grid, evaluate, sweep, contrast):
+for command in (trace, plot, diff, info, evaluate, sweep, contrast, train, grid):
     app.command()(command)
 
 

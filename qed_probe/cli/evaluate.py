@@ -85,7 +85,10 @@ def sweep(
     export: Export = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """The same with every λ scaled, in all of a pass, against the same samples unscaled."""
+    """Evaluate with every λ scaled, too.
+
+    The λ of all tokens, those of the prompt and of the answer, against the same samples unscaled.
+    """
     how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
     how |= {"device": device, "dtype": dtype, "strengths": _factors(strengths)}
     qp.check_free(output, export, overwrite=overwrite)

@@ -25,7 +25,7 @@ def grid(
     device: Devices = "cpu",
     at_once: AtOnce = 1,
 ) -> None:
-    """Train all reference models of the experiment, or go on with that.
+    """Train every reference model, or go on with it.
 
     Finished runs are left as they are.
     """
