@@ -1,6 +1,7 @@
 """The arms of an experiment: models that differ in their mixer and share their size."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -25,6 +26,7 @@ def arm(mixer: str, size: str = "tiny", *, lambda_max: float | None = None) -> M
     return sized if lambda_max is None else replace(sized, lambda_max=lambda_max)
 
 
+@cache
 def parameters(config: ModelConfig) -> int:
     """How many trained numbers a model has."""
     with torch.device("meta"):
