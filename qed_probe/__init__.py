@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
     from qed_probe.store.harness import read_harness
-    from qed_probe.store.outcomes import export_outcomes, open_outcomes, save_outcomes
+    from qed_probe.store.outcomes import check_free, export_outcomes, open_outcomes, save_outcomes
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
@@ -33,7 +33,7 @@ __all__ = [
     "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig",
     "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
-    "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate", "evaluate",
+    "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate", "evaluate",
     "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open",
     "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_history",
     "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks",
@@ -53,7 +53,7 @@ _HOMES = {
     "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),
     "store.harness": ("read_harness",),
-    "store.outcomes": ("export_outcomes", "open_outcomes", "save_outcomes"),
+    "store.outcomes": ("check_free", "export_outcomes", "open_outcomes", "save_outcomes"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),

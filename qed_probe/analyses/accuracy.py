@@ -7,7 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from qed_probe.analyses.blocks import Array
-from qed_probe.analyses.runs import RUN, judged
+from qed_probe.analyses.runs import RUN, judged, trained
 from qed_probe.analyses.statistics import binomial_interval
 from qed_probe.errors import InputError, StoreError
 
@@ -29,7 +29,7 @@ def accuracy(outcomes: xr.Dataset) -> xr.Dataset:
         raise StoreError("expected outcomes at strength 1, found others alone")
     right, n = _counts(frame, ["length"])
     coords = _labels(n) | {"length": ("length", n.columns.get_level_values(0).to_numpy())}
-    return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords).assign_attrs(_trained(frame))
+    return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords).assign_attrs(trained_length=trained(frame))
 
 
 def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
@@ -43,13 +43,13 @@ def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
     frame = frame[(frame["strength"] == 1) & frame["depth"].notna()]
     if frame.empty:
         raise StoreError("expected outcomes at strength 1 whose depth is known, found none")
-    frame = frame.assign(bin=np.minimum((frame["depth"] * bins).astype(int), bins - 1))
-    counts = _counts(frame, ["length", "bin"])
     lengths, edges = np.sort(frame["length"].unique()), np.linspace(0, 1, bins + 1)
+    frame = frame.assign(bin=np.searchsorted(edges[1:-1], frame["depth"].to_numpy(), side="right"))
+    counts = _counts(frame, ["length", "bin"])
     columns = pd.MultiIndex.from_product([lengths, range(bins)])
     right, n = (table.reindex(columns=columns, fill_value=0).to_numpy().reshape(-1, len(lengths), bins) for table in counts)
     coords = {"length": ("length", lengths), "bin_start": ("bin", edges[:-1]), "bin_end": ("bin", edges[1:])}
-    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords).assign_attrs(_trained(frame))
+    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords).assign_attrs(trained_length=trained(frame))
 
 
 def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Dataset:
@@ -57,8 +57,8 @@ def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Datase
 
     ``usable`` (tokens) lies where the line through (log length, accuracy) first falls below τ. It is censored where that does
     not happen: ``censored`` is 1 where accuracy stays at τ up to the longest length, which is given, and −1 where it is below τ
-    at the shortest, with NaN. Raises InputError for a level outside (0, 1]. QED's "context about doubles"
-    (Sec. 6) names no threshold.
+    at the shortest, with NaN. A task without a length, 0, has none: NaN, and ``censored`` 0. Raises InputError for a level
+    outside (0, 1]. QED's "context about doubles" (Sec. 6) names no threshold.
     """
     if not levels or not all(0 < level <= 1 for level in levels):
         raise InputError(f"levels: expected shares from 0 to 1, found {', '.join(map(str, levels)) or 'none'}")
@@ -79,7 +79,7 @@ def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Datase
 
 
 def _crossing(lengths: Array, shares: Array, level: float) -> tuple[float, int]:
-    known = np.isfinite(shares)
+    known = np.isfinite(shares) & (lengths > 0)
     x, y = np.log(lengths[known]), shares[known]
     below = np.flatnonzero(y < level)
     if not len(below):
@@ -95,12 +95,6 @@ def _counts(frame: pd.DataFrame, by: list[str]) -> tuple[pd.DataFrame, pd.DataFr
     """How many are right, and how many there are, a row a run."""
     grouped = frame.groupby([*RUN, *by], dropna=False, sort=True)["correct"]
     return grouped.sum().unstack(by, fill_value=0), grouped.size().unstack(by, fill_value=0)
-
-
-def _trained(frame: pd.DataFrame) -> dict[str, int]:
-    """The length that all runs were trained at, if it is one and known."""
-    lengths = frame["trained_length"].unique()
-    return {"trained_length": int(lengths[0])} if len(lengths) == 1 and lengths[0] > 0 else {}
 
 
 def _labels(table: pd.DataFrame) -> dict[str, tuple[str, Array]]:

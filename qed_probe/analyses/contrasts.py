@@ -1,13 +1,13 @@
 """Differences between arms, seeds kept apart: the panels of QED's Figure 2 (arXiv 2608.13668), and the one it could not draw."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from qed_probe.analyses.blocks import Array
-from qed_probe.analyses.runs import check_pairs, judged, learned, of_run, one_task
+from qed_probe.analyses.runs import check_pairs, judged, learned, of_run, one_task, trained
 from qed_probe.analyses.statistics import mcnemar, mean_interval
 from qed_probe.errors import InputError, StoreError
 
@@ -34,15 +34,16 @@ def contrast(
     95 % interval over the seeds, from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner,
     and that ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
 
-    Raises InputError for a pair of equal arms or an unknown task, StoreError for an arm that is missing, arms that share no seed,
-    and pairs that did not answer the same samples.
+    Raises InputError for no pairs, a pair of equal arms or an unknown task, StoreError for an arm that is missing, arms that
+    share no seed that is known, and pairs that did not answer the same samples.
     """
     frame = one_task(judged(outcomes), task)
     frame = frame[frame["strength"] == 1]
+    _check_pairs(frame, pairs, "outcomes at strength 1")
     if only_learned:
         frame = frame[learned(frame)]
-    _check_pairs(frame, pairs)
-    seeds, lengths = np.sort(frame["seed"].unique()), np.sort(frame["length"].unique())
+        _check_pairs(frame, pairs, "runs that are known to have learned the task")
+    seeds, lengths = np.unique(np.concatenate([_common(frame, *pair) for pair in pairs])), np.sort(frame["length"].unique())
     shape = (len(pairs), len(seeds), len(lengths))
     difference, gained, lost = np.full(shape, np.nan), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     n = np.zeros(shape, np.int64)
@@ -65,7 +66,7 @@ def contrast(
         {"panel": [f"{first} − {second}" for first, second in pairs], "seed": seeds, "length": lengths},
         {
             "task": str(frame["task"].iloc[0]),
-            "trained_length": int(frame["trained_length"].max()),
+            "trained_length": trained(frame),
             "selection": "pairs of which both learned the task" if only_learned else "all pairs",
             "unpaired": "; ".join(filter(None, (_unpaired(frame, *pair) for pair in pairs))),
         },
@@ -100,35 +101,36 @@ def _paired(frame: pd.DataFrame, first: str, second: str, seed: int) -> dict[int
     return found
 
 
-def _check_pairs(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
+def _check_pairs(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], what: str) -> None:
+    if not pairs:
+        raise InputError("pairs: expected at least one, found none")
     there = sorted(frame["arm"].unique())
     for pair in pairs:
         if pair[0] == pair[1]:
             raise InputError(f"pair: expected two arms that differ, found {pair[0]} twice")
         missing = [arm for arm in pair if arm not in there]
         if missing:
-            raise StoreError(f"expected outcomes of {pair[0]} and {pair[1]}, found {', '.join(there) or 'none'}")
+            raise StoreError(f"expected {what} of {pair[0]} and {pair[1]}, found {', '.join(there) or 'none'}")
         if not len(_common(frame, *pair)):
-            raise StoreError(f"expected a seed that {pair[0]} and {pair[1]} share, found {_seeds(frame, *pair)}")
+            raise StoreError(f"expected {what} of a seed that {pair[0]} and {pair[1]} share, found {_seeds(frame, *pair)}")
 
 
 def _common(frame: pd.DataFrame, first: str, second: str) -> Array:
-    mine, theirs = (frame.loc[frame["arm"] == arm, "seed"].to_numpy() for arm in (first, second))
+    """Seeds that both arms have; those that are unknown are not the same."""
+    mine, theirs = (frame.loc[(frame["arm"] == arm) & (frame["seed"] >= 0), "seed"].to_numpy() for arm in (first, second))
     return np.intersect1d(mine, theirs)
 
 
 def _unpaired(frame: pd.DataFrame, first: str, second: str) -> str:
     """Seeds of either arm that the other lacks."""
-    mine, theirs = ({*frame.loc[frame["arm"] == arm, "seed"]} for arm in (first, second))
-    parts = [
-        f"{arm} seed {', '.join(map(str, sorted(alone)))}"
-        for arm, alone in ((first, mine - theirs), (second, theirs - mine))
-        if alone
-    ]
+    alone = {arm: {*frame.loc[frame["arm"] == arm, "seed"]} - {*_common(frame, first, second)} for arm in (first, second)}
+    parts = [f"{arm} seed {_listed(seeds)}" for arm, seeds in alone.items() if seeds]
     return f"without a partner in {first} − {second}: {' and '.join(parts)}" if parts else ""
 
 
 def _seeds(frame: pd.DataFrame, first: str, second: str) -> str:
-    return " and ".join(
-        f"{', '.join(map(str, sorted(frame.loc[frame['arm'] == arm, 'seed'].unique())))} of {arm}" for arm in (first, second)
-    )
+    return " and ".join(f"{_listed(frame.loc[frame['arm'] == arm, 'seed'].unique())} of {arm}" for arm in (first, second))
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(str(seed) if seed >= 0 else "unknown" for seed in sorted(seeds))

@@ -17,15 +17,16 @@ USUAL = 0.25
 def judged(outcomes: xr.Dataset) -> pd.DataFrame:
     """Outcomes as a table, a row each, with ``arm`` naming a λ_max that is not the usual one (``qed-max0.5``).
 
-    Raises StoreError for outcomes without answers, and for two runs of the same arm, seed and task.
+    Raises StoreError for outcomes without answers, and for two runs of the same arm, seed and task; runs of unknown seed may be
+    any number, told apart by their models.
     """
     if "correct" not in outcomes:
         raise StoreError("expected outcomes with answers, found losses alone")
     frame = pd.DataFrame({str(name): values.values for name, values in outcomes.data_vars.items()})
     other = frame["lambda_max"].notna() & (frame["lambda_max"] != USUAL)
-    named = frame["arm"] + "-max" + frame["lambda_max"].map("{:g}".format)
+    named = frame["arm"] + "-max" + frame["lambda_max"].map(short)
     frame["arm"] = np.where(other, named, frame["arm"])
-    runs = frame.drop_duplicates([*RUN])
+    runs = frame[frame["seed"] >= 0].drop_duplicates([*RUN])
     twice = runs[runs.duplicated(["arm", "seed", "task"], keep=False)]
     if len(twice):
         one, two, *_ = twice.sort_values(["arm", "seed", "task"]).itertuples()
@@ -34,6 +35,17 @@ def judged(outcomes: xr.Dataset) -> pd.DataFrame:
             f"on {one.task}"
         )
     return frame
+
+
+def short(number: float) -> str:
+    """The fewest digits that are this number and no other."""
+    return repr(float(number)).removesuffix(".0")
+
+
+def trained(frame: pd.DataFrame) -> int:
+    """The length that all runs were trained at, 0 if it is unknown or not one."""
+    lengths = frame["trained_length"].unique()
+    return int(lengths[0]) if len(lengths) == 1 else 0
 
 
 def one_task(frame: pd.DataFrame, task: str | None) -> pd.DataFrame:

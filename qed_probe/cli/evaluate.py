@@ -56,6 +56,7 @@ def evaluate(
     """Ask checkpoints for needles by length, and keep every answer."""
     if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
         raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
+    qp.check_free(output, export, overwrite=overwrite)
     if harness is not None:
         ds = qp.read_harness(harness, arm=str(arm), seed=seed)
     else:
@@ -63,15 +64,11 @@ def evaluate(
         how |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
         ds = _run("evaluate", checkpoints or [], how)
     _keep(ds, output, export, overwrite)
-    if "correct" in ds:
-        _show(qp.analyses.accuracy(ds))
-    else:
-        loss = ds["loss"].groupby("model").mean()
-        screen.table(
-            "loss",
-            ["model", "nats a token"],
-            [[str(m), f"{x:.4f}"] for m, x in zip(loss["model"].values, loss.values, strict=True)],
-        )
+    if "correct" not in ds:
+        _show_losses(ds)
+        typer.echo(f"The outcomes are in {output}")
+        return
+    _show(qp.analyses.accuracy(ds))
     typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}, or qed-probe contrast {output}")
 
 
@@ -93,7 +90,8 @@ def sweep(
     The λ of all tokens, those of the prompt and of the answer, against the same samples unscaled.
     """
     how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
-    how |= {"device": device, "dtype": dtype, "strengths": _numbers("--strengths", strengths, float)}
+    how |= {"device": device, "dtype": dtype, "strengths": _factors(strengths)}
+    qp.check_free(output, export, overwrite=overwrite)
     ds = _run("sweep", checkpoints, how)
     _keep(ds, output, export, overwrite)
     found = qp.analyses.strengths(ds)
@@ -122,6 +120,7 @@ def _show(ds: "xr.Dataset") -> None:
     """Accuracy by length with its interval, and the lengths up to which a model can be used."""
     usable = qp.analyses.usable_length(ds, LEVELS)
     heads = [
+        "model",
         "arm",
         "seed",
         "task",
@@ -133,8 +132,17 @@ def _show(ds: "xr.Dataset") -> None:
         one, ends = ds.isel(run=run), usable.isel(run=run)
         cells = [_share(*(float(x) for x in values)) for values in zip(one["accuracy"], one["low"], one["high"], strict=True)]
         marks = [_length(float(x), int(how)) for x, how in zip(ends["usable"], ends["censored"], strict=True)]
-        rows.append([str(one["arm"].item()), str(one["seed"].item()), str(one["task"].item()), *cells, *marks])
+        names = [str(one[name].item()) for name in ("model", "arm")]
+        rows.append([*names, _seed(one["seed"].item()), str(one["task"].item()), *cells, *marks])
     screen.table("accuracy by length in %, with exact 95 % intervals; L: up to which it stays at that, in tokens", heads, rows)
+
+
+def _show_losses(ds: "xr.Dataset") -> None:
+    """The mean loss of each checkpoint: two of one name are two."""
+    frame = ds[["model", "arm", "seed", "lambda_max", "loss"]].to_dataframe()
+    runs = [run for _, run in frame.groupby(["model", "arm", "seed", "lambda_max"], dropna=False)]
+    rows = [[*run[["model", "arm"]].iloc[0], _seed(run["seed"].iloc[0]), f"{run['loss'].mean():.4f}"] for run in runs]
+    screen.table("loss", ["model", "arm", "seed", "nats a token"], rows)
 
 
 def _show_strengths(ds: "xr.Dataset") -> None:
@@ -160,8 +168,21 @@ def _share(share: float, low: float, high: float) -> str:
     return "–" if share != share else f"{100 * share:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
+def _seed(seed: int) -> str:
+    return str(seed) if seed >= 0 else "–"
+
+
 def _length(tokens: float, censored: int) -> str:
+    if censored == 0 and tokens != tokens:
+        return "–"
     return "< shortest" if censored < 0 else f"{'> ' if censored else ''}{tokens:,.0f}"
+
+
+def _factors(text: str) -> list[float]:
+    found: list[float] = _numbers("--strengths", text, float)
+    if 1 not in found or len(found) < 2:
+        raise InputError(f"--strengths: expected 1, which the others are held against, and others, found {text!r}")
+    return found
 
 
 def _numbers(option: str, text: str, kind: type) -> list[Any]:

@@ -7,6 +7,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.errors import InputError
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the runs are, and go on.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm; may be repeated.")]
@@ -28,13 +29,18 @@ def grid(
 
     Finished runs are left as they are.
     """
+    for option, asked, known in (("--arm", arms, {job.arm for job in qp.GRID}), ("--task", tasks, {job.task for job in qp.GRID})):
+        if unknown := [name for name in asked or [] if name not in known]:
+            raise InputError(f"{option}: expected one of {', '.join(sorted(known))}, found {unknown[0]}")
     jobs = [
         job
         for job in qp.GRID
         if (not arms or job.arm in arms) and (not tasks or job.task in tasks) and (seeds is None or job.seed < seeds)
     ]
     with screen.progress("grid") as report:
-        found = qp.train_grid(output, jobs, devices=device.split(","), at_once=at_once, progress=report)
+        found = qp.train_grid(
+            output, jobs, devices=[name.strip() for name in device.split(",")], at_once=at_once, progress=report
+        )
     rows = [
         [
             name,
@@ -45,4 +51,5 @@ def grid(
         for name, made in found.items()
     ]
     screen.table(f"{len(rows)} runs in {output}", ["run", "parameters", "learned at step", "fresh samples right"], rows)
-    typer.echo(f"Next: qed-probe evaluate {output}/*/*")
+    for task in dict.fromkeys(job.task for job in jobs):
+        typer.echo(f"Next: qed-probe evaluate {output}/{task}/* --task {task} -o {task}.zarr")

@@ -51,7 +51,12 @@ def train(
     import torch
 
     config = qp.arm(arm, preset, lambda_max=lambda_max)
-    asked: dict[str, Any] = {"task": task, "steps": steps, "batch": batch, "micro_batch": micro_batch or batch}
+    asked: dict[str, Any] = {
+        "task": task,
+        "steps": steps,
+        "batch": batch,
+        "micro_batch": batch if micro_batch is None else micro_batch,
+    }
     asked |= {"length": length, "rate": rate, "precision": precision}
     recipe = replace(qp.RECIPES[preset], **{name: value for name, value in asked.items() if value is not None})
     output = output or Path("runs", f"{arm}-seed{seed}")

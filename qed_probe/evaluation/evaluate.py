@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from qed_probe.models.foreign.description import Description
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.model import Model
 from qed_probe.models.opening import describe, open_model
-from qed_probe.store.outcomes import make_outcomes
+from qed_probe.store.outcomes import KEY, make_outcomes
 from qed_probe.tasks import TASKS, Prompt, task_prompts, token_prompts
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 STRENGTHS = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)
 """Of QED's test at inference (arXiv 2608.13668, Table 4)."""
-TOGETHER = {"cpu": 1 << 13, "cuda": 1 << 18}
+TOGETHER = {"cuda": 1 << 18}
+TOGETHER_ELSEWHERE = 1 << 13
 """Tokens a pass, or one sample."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,36 +67,43 @@ def evaluate(
 
     The samples are those of ``task_prompts`` with this seed. With ``tokens``, a ``.npy`` file of ids ``[T]`` or ``[N, T]``, the
     task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``strengths`` scales every λ, in all of a
-    pass. Raises InputError for what cannot be run, and CheckpointError.
+    pass. Raises InputError for what cannot be run and for checkpoints that outcomes could not tell apart, and CheckpointError.
     """
     _check(checkpoints, strengths, dtype)
+    place = find_device(device)
     configs = {str(path): describe(path, trust_remote_code=trust_remote_code) for path in checkpoints}
     if any(strength != 1 for strength in strengths):
         _check_scalable(configs)
+    asked = task if tokens is None else "tokens"
+    abouts = {path: _about(path, config, asked) for path, config in configs.items()}
+    _check_apart(abouts)
     of_length = _samples(configs, task, lengths, samples, seed, tokens)
     tables = []
     total = sum(part.tokens.size for part in of_length) * len(checkpoints) * len(strengths)
     done = 0
-    for path, config in configs.items():
-        model = open_model(path, device=find_device(device), dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-        about = _about(path, config) | {"task": task if tokens is None else "tokens"}
-        for strength in strengths:
-            if isinstance(model, LanguageModel):
-                for mixer in model.mixers.values():
-                    mixer.strength = strength
-            for part in of_length:
-                tables.append(make_outcomes(about | {"strength": strength} | _outcomes(model, part)))
-                done += part.tokens.size
-                if progress is not None:
-                    progress(done, total, path)
+    for path, about in abouts.items():
+        model = open_model(path, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        for strength, part in product(strengths, of_length):
+            _scale(model, strength)
+            tables.append(make_outcomes(about | {"strength": strength} | _outcomes(model, part)))
+            done += part.tokens.size
+            if progress is not None:
+                progress(done, total, path)
+        del model  # before the next one is loaded
     outcomes: xr.Dataset = xr.concat(tables, "sample", combine_attrs="override")
     return outcomes
+
+
+def _scale(model: Model, strength: float) -> None:
+    if isinstance(model, LanguageModel):
+        for mixer in model.mixers.values():
+            mixer.strength = strength
 
 
 def _outcomes(model: Model, samples: Samples) -> dict[str, Any]:
     """One length of one model: a column, or what all its rows share, under each name."""
     (n, T), answer = samples.tokens.shape, samples.answer
-    together = max(TOGETHER[model.device.type] // T, 1)
+    together = max(TOGETHER.get(model.device.type, TOGETHER_ELSEWHERE) // T, 1)
     written, losses = [], []
     for part in np.split(samples.tokens, range(together, n, together)):
         tokens = torch.from_numpy(part.astype(np.int64)).to(model.device)
@@ -122,34 +131,55 @@ def _samples(
     configs: Configs, task: str, lengths: Sequence[int], samples: int, seed: int, tokens: str | Path | None
 ) -> list[Samples]:
     if tokens is not None:
-        smallest = min(config.vocab_size for config in configs.values())
-        return [_packed(list(token_prompts(tokens, smallest)), 0)]
+        found = _packed(token_prompts(tokens, min(config.vocab_size for config in configs.values())), 0)
+        if found.tokens.shape[1] < 2:
+            raise InputError(f"expected at least 2 tokens a row, as the first is only ever read, found 1 in {tokens}")
+        return [found]
     for path, config in configs.items():
         if not isinstance(config, ModelConfig) or config.tokenizer != "bytes":
             raise InputError(f"{path}: expected a model over bytes for the task {task!r}, found one over other tokens")
     if len(set(lengths)) < len(lengths) or not lengths:
         raise InputError(f"lengths: expected some that differ, found {', '.join(map(str, lengths)) or 'none'}")
-    return [_packed(list(task_prompts(task, length, samples, seed)), TASKS[task].answer) for length in lengths]
+    return [_packed(task_prompts(task, length, samples, seed), TASKS[task].answer) for length in lengths]
 
 
-def _packed(prompts: list[Prompt], answer: int) -> Samples:
-    tokens = np.stack([prompt.tokens.astype(np.int32) for prompt in prompts])
-    depth = np.array([prompt.details.get("depth", math.nan) for prompt in prompts])
-    return Samples(tokens, answer, depth, np.array([prompt.fingerprint for prompt in prompts]))
+def _packed(prompts: Sequence[Prompt], answer: int) -> Samples:
+    # A prompt at a time: its roles take ten times the room of the tokens that are kept.
+    rows = [(p.tokens.astype(np.int32), p.details.get("depth", math.nan), p.fingerprint) for p in prompts]
+    tokens, depth, fingerprint = zip(*rows, strict=True)
+    return Samples(np.stack(tokens), answer, np.array(depth), np.array(fingerprint))
 
 
-def _about(path: str, config: ModelConfig | Description) -> dict[str, Any]:
-    """What all outcomes of a checkpoint share."""
+def _about(path: str, config: ModelConfig | Description, task: str) -> dict[str, Any]:
+    """What all outcomes of a checkpoint share; when it learned is known of the task that it was trained on alone."""
     made = read_provenance(path) if isinstance(config, ModelConfig) else {}
     used = config.used() if isinstance(config, ModelConfig) else {}
+    recipe = made["recipe"] if isinstance(made.get("recipe"), dict) else {}
     return {
         "model": Path(path).resolve().name,
         "arm": config.mixer,
-        "seed": made.get("seed", -1),
+        "seed": _count(made.get("seed"), -1),
         "lambda_max": used.get("lambda_max", math.nan),
-        "trained_length": made.get("recipe", {}).get("length", 0),
-        "learned_at": made.get("learned_at", -1),
+        "task": task,
+        "trained_length": _count(recipe.get("length"), 0),
+        "learned_at": _count(made.get("learned_at"), -1) if recipe.get("task") == task else -1,
     }
+
+
+def _count(value: object, unknown: int) -> int:
+    """What a provenance says, which anybody may have written, if it can be meant."""
+    return value if type(value) is int and 0 <= value < 1 << 63 else unknown
+
+
+def _check_apart(abouts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Answers are told apart by arm and seed, as far as that is known; all else by the model's name too."""
+    seen: dict[str, str] = {}
+    for path, about in abouts.items():
+        names = KEY if about["task"] == "tokens" or about["seed"] < 0 else ("arm", "seed", "lambda_max")
+        key = ", ".join(f"{name} {about[name]}" for name in names if name in about)
+        if key in seen:
+            raise InputError(f"expected checkpoints that outcomes can tell apart, found {seen[key]} and {path}, both {key}")
+        seen[key] = path
 
 
 def _check_scalable(configs: Configs) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,24 @@ def save_outcomes(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) 
         raise StoreError(f"{path}: writing failed: {error.strerror or error}; what was there is as it was") from error
 
 
+def check_free(path: str | Path, export: str | Path | None = None, *, overwrite: bool = False) -> None:
+    """Raise StoreError now, before hours of work, where ``save_outcomes`` or ``export_outcomes`` could not write these paths."""
+    path = Path(os.path.realpath(path))
+    try:
+        held = place.lock(path)
+        try:
+            _check_there(path, overwrite)
+        finally:
+            place.unlock(path, held)
+    except OSError as error:
+        raise StoreError(f"{path}: writing failed: {error.strerror or error}") from error
+    if export is not None:
+        if os.path.realpath(export) == str(path):
+            raise StoreError(f"{path}: expected a store and a file at different paths, found both there")
+        with _aside(export):
+            pass
+
+
 def open_outcomes(paths: str | Path | Sequence[str | Path]) -> xr.Dataset:
     """Load stores of outcomes, one or several, as one table.
 
@@ -160,16 +179,26 @@ def export_outcomes(ds: xr.Dataset, path: str | Path) -> None:
     or the file cannot be written.
     """
     check_outcomes(ds)
+    with _aside(path) as aside:
+        with open(aside, "w", encoding="utf-8", newline="\n") as out:
+            out.writelines(_lines(ds))
+        aside.replace(os.path.realpath(path))
+
+
+@contextmanager
+def _aside(path: str | Path) -> Iterator[Path]:
+    """An empty file beside ``path``, to be written and renamed; whatever happens, it is gone afterwards."""
     path = Path(os.path.realpath(path))
     if path.is_dir():
         raise StoreError(f"{path}: expected the path of a file, found a directory")
     aside = place.sibling(path, "tmp")
     try:
-        with open(aside, "w", encoding="utf-8", newline="\n") as out:
-            out.writelines(_lines(ds))
-        aside.replace(path)
+        try:
+            aside.touch()
+            yield aside
+        finally:
+            aside.unlink(missing_ok=True)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise StoreError(f"{path}: writing failed: {error.strerror or error}; what was there is as it was") from error
 
 
@@ -226,12 +255,7 @@ def _repeated(keys: pd.DataFrame) -> tuple[int, int] | None:
 
 def _put(ds: xr.Dataset, path: Path, overwrite: bool) -> None:
     """Write aside, then rename; the lock is held."""
-    place.restore(path)
-    there = os.path.lexists(path)
-    if there and not overwrite:
-        raise StoreError(f"{path}: expected nothing there, found {place.kind(path)}; overwrite replaces a store of outcomes")
-    if there:
-        _stored_attrs(path)
+    there = _check_there(path, overwrite)
     place.sweep(path)
     aside = place.sibling(path, "tmp")
     try:
@@ -242,6 +266,17 @@ def _put(ds: xr.Dataset, path: Path, overwrite: bool) -> None:
     except BaseException:
         place.sweep(path)
         raise
+
+
+def _check_there(path: Path, overwrite: bool) -> bool:
+    """Whether there is a store to replace; the lock is held."""
+    place.restore(path)
+    there = os.path.lexists(path)
+    if there and not overwrite:
+        raise StoreError(f"{path}: expected nothing there, found {place.kind(path)}; overwrite replaces a store of outcomes")
+    if there:
+        _stored_attrs(path)
+    return there
 
 
 def _write(ds: xr.Dataset, root: Path) -> None:

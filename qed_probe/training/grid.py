@@ -3,8 +3,9 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 
 from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError
-from qed_probe.models.checkpoint import read_provenance
+from qed_probe.models.checkpoint import read_config, read_provenance
+from qed_probe.models.config import ModelConfig
+from qed_probe.models.device import find_device
 from qed_probe.training.arms import arm
 from qed_probe.training.recipes import RECIPES, Recipe
 from qed_probe.training.train import train
@@ -33,7 +36,11 @@ class Job:
     @property
     def name(self) -> str:
         """The directory of the run."""
-        parts = [self.arm, *([] if self.lambda_max is None else [f"max{self.lambda_max:g}"]), f"seed{self.seed}"]
+        parts = [
+            self.arm,
+            *([] if self.lambda_max is None else [f"max{repr(float(self.lambda_max)).removesuffix('.0')}"]),
+            f"seed{self.seed}",
+        ]
         return "/".join((self.task, "-".join(parts)))
 
 
@@ -63,20 +70,24 @@ def train_grid(
 
     Every run is a process of its own. Those that are finished there are left as they are, unfinished ones go on. ``progress`` is
     called with the tokens done and all of them. Returns what each run's provenance says, by its name. Raises InputError for no
-    jobs or one twice, and CheckFailed, when all others are through, naming the runs that failed and why.
+    jobs or one twice, arms or devices that are not there, and nowhere to run, and CheckFailed, when all others are through,
+    naming the runs that failed and why.
     """
-    if not jobs or len(set(jobs)) < len(jobs):
-        raise InputError(f"grid: expected runs that differ, found {len(jobs)} of which {len(set(jobs))} do")
+    _check(jobs, devices, at_once)
     output, failed, a_step = Path(output), dict[str, str](), recipe.batch * recipe.length
-    waiting = [job for job in jobs if not _is_finished(output / job.name, replace(recipe, task=job.task))]
+    plans = {job: (arm(job.arm, lambda_max=job.lambda_max), replace(recipe, task=job.task)) for job in jobs}
+    waiting = [job for job, plan in plans.items() if not _is_finished(output / job.name, *plan, job.seed)]
     done = {job: 0 if job in waiting else recipe.steps for job in jobs}
     free = list(devices) * at_once
+    threads = max((os.cpu_count() or 1) // len(free), 1)
     running: dict[Connection, _Running] = {}
     try:
         while waiting or running:
             while waiting and free:
-                begun = _begin(waiting.pop(0), output, recipe, free.pop(0), threads=_threads(at_once))
-                running[begun.said] = begun
+                with _uninterrupted():
+                    job = waiting.pop(0)
+                    begun = _begin(job, *plans[job], output / job.name, free.pop(0), threads)
+                    running[begun.said] = begun
             for said in wait(list(running)):
                 run = running[said]  # type: ignore[index]
                 message = _heard(run)
@@ -91,13 +102,24 @@ def train_grid(
                         failed.setdefault(run.job.name, f"its process ended with status {run.process.exitcode}")
                 if progress is not None:
                     progress(sum(done.values()) * a_step, recipe.steps * len(jobs) * a_step)
-    except KeyboardInterrupt:
+    except BaseException:
         _stop(running.values())
         raise
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise CheckFailed(f"expected {len(jobs)} runs to finish, found {len(failed)} that did not: {reasons}")
     return {job.name: read_provenance(output / job.name) for job in jobs}
+
+
+def _check(jobs: Sequence[Job], devices: Sequence[str], at_once: int) -> None:
+    names = [job.name for job in jobs]
+    if not jobs or len(set(names)) < len(names):
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        raise InputError(f"grid: expected runs that differ, found {f'{twice[0]} twice' if twice else 'none'}")
+    if not devices or at_once < 1:
+        raise InputError(f"grid: expected devices and 1 run or more at once on each, found {len(devices)} and {at_once}")
+    for device in devices:
+        find_device(device)
 
 
 @dataclass(frozen=True)
@@ -110,34 +132,51 @@ class _Running:
     said: Connection
 
 
-def _begin(job: Job, output: Path, recipe: Recipe, device: str, threads: int) -> _Running:
+def _begin(job: Job, config: ModelConfig, recipe: Recipe, directory: Path, device: str, threads: int) -> _Running:
     context = multiprocessing.get_context("spawn")
     said, say = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(job, output / job.name, replace(recipe, task=job.task), device, threads, say))
-    # Ctrl-C reaches this process alone, which passes it on once: twice would stop a run without saving it.
-    resource_tracker.ensure_running()  # or start() would, and let the signal through
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    process = context.Process(target=_run, args=(config, recipe, directory, job.seed, device, threads, say))
+    process.start()
     say.close()
     return _Running(job, device, process, said)
 
 
-def _run(job: Job, directory: Path, recipe: Recipe, device: str, threads: int, say: Connection) -> None:
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until a process that is begun is known, so that it is stopped with the others.
+
+    The process inherits that. Ctrl-C reaches this one alone, which passes it on once: twice would stop a run without saving it.
+    """
+    resource_tracker.ensure_running()  # or the first process would start it, and let the signal through
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))  # for another thread may take the signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, previous)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _run(config: ModelConfig, recipe: Recipe, directory: Path, seed: int, device: str, threads: int, say: Connection) -> None:
     """What the process of a run does."""
     with suppress(KeyboardInterrupt, BrokenPipeError):  # asked to stop, or nobody listens any more
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         torch.set_num_threads(threads)
         try:
-            config, resume = arm(job.arm, lambda_max=job.lambda_max), (directory / "training.pt").exists()
+            resume = (directory / "training.pt").exists()
             train(
-                config, recipe, directory, seed=job.seed, device=device, resume=resume, save_dtype=torch.bfloat16,
+                config, recipe, directory, seed=seed, device=device, resume=resume, save_dtype=torch.bfloat16,
                 progress=lambda step, _: say.send(step),
             )  # fmt: skip
-        except QedProbeError as error:
+        except (QedProbeError, OSError) as error:
             say.send(str(error))
 
 
@@ -154,20 +193,17 @@ def _heard(run: _Running) -> int | str | None:
 def _stop(running: Collection[_Running]) -> None:
     """Ask all to stop, and wait until each is saved."""
     for run in running:
-        if run.process.pid is not None:
+        if run.process.pid is not None and run.process.is_alive():
             os.kill(run.process.pid, signal.SIGINT)
     for run in running:
         while _heard(run) is not None:
             pass
 
 
-def _is_finished(directory: Path, recipe: Recipe) -> bool:
+def _is_finished(directory: Path, config: ModelConfig, recipe: Recipe, seed: int) -> bool:
     try:
-        made = read_provenance(directory)
+        there, made = read_config(directory), read_provenance(directory)
     except CheckpointError:
         return False
-    return made.get("recipe") == asdict(recipe) and "fresh_accuracy" in made
-
-
-def _threads(at_once: int) -> int:
-    return max((os.cpu_count() or 1) // at_once, 1)
+    same = there == config and made.get("recipe") == asdict(recipe) and made.get("seed") == seed
+    return same and {"learned_at", "fresh_accuracy"} <= made.keys()

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 
 LOG = "log.jsonl"
+PART = ".part"
+"""The end of the name of a file that is not whole yet."""
 Line = dict[str, Any]
 """One line of log.jsonl."""
 
@@ -69,8 +72,7 @@ def restore(run: Run) -> None:
 
 
 def open_log(run: Run) -> None:
-    """Make the output, its log without the steps that a killed run did after its last save: they will be done again."""
-    run.output.mkdir(parents=True, exist_ok=True)
+    """Write the log without the steps that a killed run did after its last save: they will be done again."""
     text = "".join(json.dumps(line) + "\n" for line in run.lines)
     _replace(run.output / LOG, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -99,11 +101,13 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + PART)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
         os.replace(part, path)
     except (OSError, RuntimeError) as error:  # torch has only RuntimeError for a disk that is full
         raise InputError(f"{path}: writing failed: {error}; what was saved before is as it was") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()

@@ -27,7 +27,7 @@ from qed_probe.training.objective import batch, evaluate_task
 from qed_probe.training.pull import Pull
 from qed_probe.training.recipes import Recipe
 from qed_probe.training.schedule import wsd
-from qed_probe.training.state import Line, Run, log, open_log, restore, save
+from qed_probe.training.state import PART, Line, Run, log, open_log, restore, save
 
 FRESH = 200
 LEARNED = 0.9
@@ -62,18 +62,18 @@ def train(
     """
     began, output = time.perf_counter(), Path(output)
     _check_task(config, recipe, seed, tokens)
-    if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if not resume and _is_taken(output):
         raise InputError(f"expected an output that does not exist yet, found {output}")
     ids = None if tokens is None else _open_tokens(tokens, recipe)
     model = _new_model(config, seed, find_device(device))
     run = Run(recipe, seed, ids, output, save_dtype, model, new_optimizer(model, recipe), Pull(model, recipe))
     if resume:
         restore(run)
-    open_log(run)
     found: dict[str, float] = {"parameters": parameters(config)}
     with _interruptible() as interrupted:
         if not resume:
             save(run)  # from here on there is something to resume
+        open_log(run)
         _loop(run, progress, interrupted)
         save(run, **found)
         if recipe.task in TASKS and not interrupted.is_set():
@@ -151,6 +151,11 @@ def _new_model(config: ModelConfig, seed: int, device: torch.device) -> Language
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LanguageModel(config).to(device)
+
+
+def _is_taken(output: Path) -> bool:
+    """Whether there is anything; what a killed run had not finished writing is nothing."""
+    return output.exists() and (not output.is_dir() or any(path.suffix != PART for path in output.iterdir()))
 
 
 def _check_task(config: ModelConfig, recipe: Recipe, seed: int, tokens: str | Path | None) -> None:
