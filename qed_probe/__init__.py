@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qed_probe.models.checkpoint import read_config, read_provenance
     from qed_probe.models.checkpoint import save as save_model
     from qed_probe.models.config import PRESETS, ModelConfig, preset
+    from qed_probe.models.intervention import Intervention
     from qed_probe.models.language import LanguageModel
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
@@ -31,13 +32,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
-    "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Job", "LanguageModel", "Mixer", "ModelConfig",
-    "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm", "capture",
-    "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate", "evaluate",
-    "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models", "niah_prompts", "open",
-    "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness", "read_history",
-    "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store", "task_prompts", "tasks",
-    "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
+    "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Intervention", "Job", "LanguageModel", "Mixer",
+    "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm",
+    "capture", "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate",
+    "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models",
+    "niah_prompts", "open", "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness",
+    "read_history", "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store",
+    "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -49,6 +50,7 @@ _HOMES = {
     "models.capture": ("Captured", "capture"),
     "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),
     "models.config": ("PRESETS", "ModelConfig", "preset"),
+    "models.intervention": ("Intervention",),
     "models.language": ("LanguageModel",),
     "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),

@@ -7,7 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from qed_probe.analyses.blocks import Array
-from qed_probe.analyses.runs import RUN, judged, trained
+from qed_probe.analyses.runs import RUN, judged, trained, unchanged
 from qed_probe.analyses.statistics import binomial_interval
 from qed_probe.errors import InputError, StoreError
 
@@ -24,7 +24,7 @@ def accuracy(outcomes: xr.Dataset) -> xr.Dataset:
     no outcome has strength 1.
     """
     frame = judged(outcomes)
-    frame = frame[frame["strength"] == 1]
+    frame = unchanged(frame)
     if frame.empty:
         raise StoreError("expected outcomes at strength 1, found others alone")
     right, n = _counts(frame, ["length"])
@@ -40,7 +40,7 @@ def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
     if bins < 1:
         raise InputError(f"bins: expected at least 1, found {bins}")
     frame = judged(outcomes)
-    frame = frame[(frame["strength"] == 1) & frame["depth"].notna()]
+    frame = unchanged(frame[frame["depth"].notna()])
     if frame.empty:
         raise StoreError("expected outcomes at strength 1 whose depth is known, found none")
     lengths, edges = np.sort(frame["length"].unique()), np.linspace(0, 1, bins + 1)

@@ -7,7 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from qed_probe.analyses.blocks import Array
-from qed_probe.analyses.runs import check_pairs, judged, learned, of_run, one_task, trained
+from qed_probe.analyses.runs import check_pairs, judged, learned, of_run, one_task, trained, unchanged
 from qed_probe.analyses.statistics import mcnemar, mean_interval
 from qed_probe.errors import InputError, StoreError
 
@@ -38,7 +38,7 @@ def contrast(
     share no seed that is known, and pairs that did not answer the same samples.
     """
     frame = one_task(judged(outcomes), task)
-    frame = frame[frame["strength"] == 1]
+    frame = unchanged(frame)
     _check_pairs(frame, pairs, "outcomes at strength 1")
     if only_learned:
         frame = frame[learned(frame)]

@@ -85,3 +85,8 @@ def check_pairs(first: pd.DataFrame, second: pd.DataFrame, names: Sequence[str])
 def learned(frame: pd.DataFrame) -> pd.Series:
     """Whether each row's run had learned the task by the end of its training, as far as that is known."""
     return frame["learned_at"] > 0
+
+
+def unchanged(frame: pd.DataFrame) -> pd.DataFrame:
+    """What the models answered as they are."""
+    return frame[(frame["strength"] == 1) & (frame["direction"] == "own")]

@@ -15,12 +15,13 @@ def strengths(outcomes: xr.Dataset) -> xr.Dataset:
     """Accuracy of each run by length and strength s, against s = 1 of the same samples, and whether it rises with s.
 
     Dims ``run``, ``length``, ``strength``: ``correct``, ``samples``, ``accuracy``, ``low``, ``high`` as in ``accuracy``;
-    ``gained`` and ``lost``, the samples that are right at s and not at 1 and the other way; ``p``, exact McNemar's of these, and
-    ``p_holm``, adjusted over all s ≠ 1 and lengths of the run. Dims run and length: ``page_z`` and ``page_p``, one-sided, of
-    Page's test that answers get better as s grows. What a run was not asked is 0 and NaN; runs at s = 1 alone are left out.
-    Raises StoreError if none has another s, if one lacks s = 1, or if its samples differ between strengths.
+    ``gained`` and ``lost``, the samples that are right at s and not at 1 and the other way; ``p``, exact McNemar's of these,
+    and ``p_holm``, adjusted over all s ≠ 1 and lengths of the run. Dims run and length: ``page_z`` and ``page_p``, one-sided,
+    of Page's test that answers get better as s grows. What a run was not asked is 0 and NaN; runs at s = 1 alone are left out.
+    Raises StoreError if none has another s, if strengths differ in several places or phases, if one lacks s = 1, or if its
+    samples differ between strengths.
     """
-    frame = judged(outcomes)
+    frame = _one_way(judged(outcomes))
     runs = [run for _, run in frame.groupby([*RUN], dropna=False) if {*run["strength"]} != {1}]
     if not runs:
         raise StoreError("expected outcomes at strength 1 and others, found 1 alone")
@@ -43,6 +44,16 @@ def strengths(outcomes: xr.Dataset) -> xr.Dataset:
     p = np.where((factors == 1) | (n == 0), np.nan, mcnemar(gained, lost))
     ds = ds.assign(gained=(dims, gained), lost=(dims, lost), p=(dims, p), p_holm=(dims, np.stack([holm(x) for x in p])))
     return ds.assign(page_z=(dims[:2], z), page_p=(dims[:2], p_page)).assign_attrs(trained_length=trained(frame))
+
+
+def _one_way(frame: pd.DataFrame) -> pd.DataFrame:
+    """The models' own directions, scaled at the same heads and in the same phase."""
+    frame = frame[frame["direction"] == "own"]
+    ways = frame.loc[frame["strength"] != 1, ["at", "phase"]].drop_duplicates()
+    if len(ways) > 1:
+        found = " and ".join(f"at {way.at}, phase {way.phase}" for way in ways.itertuples() if way.Index in ways.index[:2])
+        raise StoreError(f"expected one place and phase in which strengths differ, found {found}")
+    return frame
 
 
 def _right(run: pd.DataFrame) -> tuple[Array, dict[int, Array]]:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,10 @@ Harness = Annotated[
 ]
 Arm = Annotated[str | None, typer.Option(help="With --harness: the arm that was evaluated.")]
 Seed = Annotated[int, typer.Option(help="Seed of the samples; with --harness, the training seed.")]
+Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, nogate-noproj, rand; of EDA: same, rand, reversed.")]
+At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Change it there alone; may be repeated.")]
+EachHead = Annotated[bool, typer.Option("--each-head", help="Change one head after another: which of them carry the answer?")]
+Phase = Annotated[str, typer.Option(help="Change it for all tokens, those of the prompt, or those of the answer.")]
 Strengths = Annotated[str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
 Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
@@ -76,6 +81,10 @@ def sweep(
     checkpoints: Swept,
     output: Output = Path("sweep.zarr"),
     strengths: Strengths = "-1,0,0.5,1,1.5,2",
+    direction: Direction = "own",
+    at: At = None,
+    each_head: EachHead = False,
+    phase: Phase = "all",
     task: Task = "niah",
     lengths: Lengths = LENGTHS,
     samples: Samples = 500,
@@ -87,13 +96,35 @@ def sweep(
 ) -> None:
     """Evaluate with every λ scaled, too.
 
-    The λ of all tokens, those of the prompt and of the answer, against the same samples unscaled.
+    Or with another arm's direction, or at some heads, or one head after another; always against the same samples as it is.
     """
+    places = screen.heads("--at", at)
+    if each_head and places:
+        raise InputError("expected --at or --each-head, found both")
+    changes = [qp.Intervention()]
+    for place in _heads(checkpoints) if each_head else [tuple(places)]:
+        changes += [qp.Intervention(s, direction, place, phase) for s in _factors(strengths) if s != 1 or direction != "own"]
     how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
-    how |= {"device": device, "dtype": dtype, "strengths": _factors(strengths)}
+    how |= {"device": device, "dtype": dtype, "changes": changes}
     qp.check_free(output, export, overwrite=overwrite)
     ds = _run("sweep", checkpoints, how)
     _keep(ds, output, export, overwrite)
+    if each_head:
+        _show_heads(qp.analyses.head_effects(ds))
+    else:
+        _show_sweep(ds)
+    typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}")
+
+
+def _heads(checkpoints: list[Path]) -> list[tuple[tuple[int, int], ...]]:
+    """Every head alone, of models that have the same."""
+    sizes = {(config.layers, config.heads) for config in map(qp.read_config, checkpoints)}
+    if len(sizes) > 1:
+        raise InputError(f"--each-head: expected checkpoints of one size, found {sorted(sizes)} layers and heads")
+    return [((layer, head),) for layers, heads in sizes for layer in range(layers) for head in range(heads)]
+
+
+def _show_sweep(ds: "xr.Dataset") -> None:
     found = qp.analyses.strengths(ds)
     for run in range(found.sizes["run"]):
         _show_strengths(found.isel(run=run))
@@ -101,7 +132,24 @@ def sweep(
         "b/c: samples that are right at s and not at 1 / at 1 and not at s; *: p < 0.05, exact McNemar, Holm over s × length.\n"
         "s = 0 of a QED model is not a trained GDN-2, and that answers depend on s does not show that λ_max binds."
     )
-    typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}")
+
+
+def _show_heads(ds: "xr.Dataset") -> None:
+    for run, at in product(range(ds.sizes["run"]), range(ds.sizes["length"])):
+        one = ds.isel(run=run, length=at)
+        rows = []
+        for layer, head in product(range(ds.sizes["layer"]), range(ds.sizes["head"])):
+            cell = one.isel(layer=layer, head=head)
+            ends = f"[{float(cell['low']):+.3g}, {float(cell['high']):+.3g}]"
+            mark = "*" if float(cell["p_fdr"]) < 0.05 else ""
+            counts = f"{int(cell['gained'])}/{int(cell['lost'])}"
+            rows.append([str(layer), str(head), f"{float(cell['difference']):+.3g}{mark}", ends, counts])
+        name = f"{one['arm'].item()} seed {_seed(one['seed'].item())}, {int(one['length']):,} tokens"
+        title = f"{name}: change of ln p(answer) when one head is changed"
+        screen.table(title, ["layer", "head", "nats", "95 % interval", "b/c"], rows)
+    typer.echo(
+        "*: p < 0.05, paired t test, Benjamini and Hochberg over heads; b/c: samples right only with / only without the change."
+    )
 
 
 def _run(what: str, checkpoints: list[Path], how: dict[str, Any]) -> "xr.Dataset":

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import typer
 
+from qed_probe.errors import InputError
+
 UNFOLDED = 10_000
 SILENCE = 30.0
 """Seconds between lines of progress where there is no terminal for a bar."""
@@ -72,6 +74,17 @@ def progress(label: str) -> Iterator[Report]:
             bar.update(task, completed=done, total=total, note=note, rate=f"{speed:,.0f} tokens/s" if speed else "")
 
         yield report
+
+
+def heads(option: str, texts: Iterable[str] | None) -> list[tuple[int, int]]:
+    """Each "LAYER:HEAD" as two numbers; raises InputError naming the option."""
+    found = []
+    for text in texts or []:
+        layer, colon, head = text.partition(":")
+        if not (colon and layer.isdecimal() and head.isdecimal()):
+            raise InputError(f"{option}: expected LAYER:HEAD, two numbers, found {text!r}")
+        found.append((int(layer), int(head)))
+    return found
 
 
 def number(value: float) -> str:

@@ -32,7 +32,9 @@ Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfl
 Vectors = Annotated[str, typer.Option(help="What the read of the memory by d is kept in: none, float16 or float32.")]
 SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recomputes every record without the model.")]
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
-Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
+Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
+Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, nogate-noproj, rand; of EDA: same, rand, reversed.")]
+At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Scale there alone; may be repeated.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
 Generate = Annotated[int, typer.Option(metavar="N", help="Go on with each prompt for N tokens, greedily; they are traced too.")]
 Batch = Annotated[int, typer.Option(metavar="N", help="Prompts a pass, for other libraries' models; the shorter are padded.")]
@@ -83,6 +85,8 @@ def trace(
     save_inputs: SaveInputs = False,
     state_at: StateAt = None,
     strength: Strength = 1.0,
+    direction: Direction = "own",
+    at: At = None,
     backend: Backend = "auto",
     generate: Generate = 0,
     batch: Batch = 1,
@@ -94,7 +98,8 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "backend": backend, "generate": generate, "batch": batch, "seed": seed}
+    settings |= {"strength": strength, "direction": direction, "at": screen.heads("--at", at)}
+    settings |= {"backend": backend, "generate": generate, "batch": batch, "seed": seed}
     settings |= {"trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)

@@ -1,6 +1,6 @@
 """What a model gets right: answers, and losses, sample by sample."""
 
 from qed_probe.evaluation.answers import read_answers, read_losses
-from qed_probe.evaluation.evaluate import LENGTHS, STRENGTHS, evaluate
+from qed_probe.evaluation.evaluate import LENGTHS, evaluate
 
-__all__ = ["LENGTHS", "STRENGTHS", "evaluate", "read_answers", "read_losses"]
+__all__ = ["LENGTHS", "evaluate", "read_answers", "read_losses"]

@@ -1,5 +1,6 @@
 """What a model writes after a prompt, and how likely it finds what is there."""
 
+from collections.abc import Callable
 from copy import copy
 
 import torch
@@ -14,14 +15,19 @@ LOGITS = 1 << 26
 
 
 @torch.inference_mode()
-def read_answers(model: LanguageModel, tokens: Tensor, answer: int) -> tuple[Tensor, Tensor]:
+def read_answers(
+    model: LanguageModel, tokens: Tensor, answer: int, between: Callable[[], None] | None = None
+) -> tuple[Tensor, Tensor]:
     """What greedy decoding writes in place of the last ``answer`` ≥ 1 tokens, and −ln p of all but the first of ``tokens``.
 
     ``tokens`` ``[B, T]`` are prompts with their answers. The prompt is read once; from there the model goes on with its own
-    tokens, ``[B, answer]``, and apart from that reads the answer, for its part of ``[B, T − 1]``.
+    tokens, ``[B, answer]``, and apart from that reads the answer, for its part of ``[B, T − 1]``. ``between`` is called in
+    between.
     """
     cache = model.new_cache(len(tokens))
     prompt = model(tokens[:, :-answer], cache=cache)
+    if between is not None:
+        between()
     written = _decode(model, prompt[:, -1], Cache([copy(memory) for memory in cache.layers]), answer)
     hidden = [prompt] if answer == 1 else [prompt, model(tokens[:, -answer:-1], cache=cache)]
     return written, _surprise(model, torch.cat(hidden, 1), tokens[:, 1:])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
 from qed_probe.evaluation.answers import read_answers, read_losses
-from qed_probe.kernels import MIXERS
 from qed_probe.models.checkpoint import read_provenance
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import enough_memory, find_device
 from qed_probe.models.foreign.description import Description
+from qed_probe.models.intervention import UNCHANGED, Intervention, check_change, intervene
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.model import Model
 from qed_probe.models.opening import describe, open_model
@@ -26,8 +27,6 @@ from qed_probe.store.outcomes import KEY, make_outcomes
 from qed_probe.tasks import TASKS, Prompt, task_prompts, token_prompts
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-STRENGTHS = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)
-"""Of QED's test at inference (arXiv 2608.13668, Table 4)."""
 TOGETHER = {"cuda": 1 << 18}
 TOGETHER_ELSEWHERE = 1 << 13
 """Tokens a pass, or one sample."""
@@ -57,7 +56,7 @@ def evaluate(
     samples: int = 500,
     seed: int = 0,
     tokens: str | Path | None = None,
-    strengths: Sequence[float] = (1.0,),
+    changes: Sequence[Intervention] = (UNCHANGED,),
     device: str = "cpu",
     dtype: str = "float32",
     trust_remote_code: bool = False,
@@ -66,26 +65,24 @@ def evaluate(
     """What each checkpoint answers to the same samples of a task at each length, one row of outcomes a sample.
 
     The samples are those of ``task_prompts`` with this seed. With ``tokens``, a ``.npy`` file of ids ``[T]`` or ``[N, T]``, the
-    task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``strengths`` scales every λ, in all of a
+    task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``changes`` is made in turn, in all of a
     pass. Raises InputError for what cannot be run and for checkpoints that outcomes could not tell apart, and CheckpointError.
     """
-    _check(checkpoints, strengths, dtype)
+    _check(checkpoints, changes, dtype)
     place = find_device(device)
     configs = {str(path): describe(path, trust_remote_code=trust_remote_code) for path in checkpoints}
-    if any(strength != 1 for strength in strengths):
-        _check_scalable(configs)
+    _check_changes(configs, changes)
     asked = task if tokens is None else "tokens"
     abouts = {path: _about(path, config, asked) for path, config in configs.items()}
     _check_apart(abouts)
     of_length = _samples(configs, task, lengths, samples, seed, tokens)
     tables = []
-    total = sum(part.tokens.size for part in of_length) * len(checkpoints) * len(strengths)
+    total = sum(part.tokens.size for part in of_length) * len(checkpoints) * len(changes)
     done = 0
     for path, about in abouts.items():
         model = open_model(path, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-        for strength, part in product(strengths, of_length):
-            _scale(model, strength)
-            tables.append(make_outcomes(about | {"strength": strength} | _outcomes(model, part)))
+        for change, part in product(changes, of_length):
+            tables.append(make_outcomes(about | _columns(change) | _outcomes(model, part, change)))
             done += part.tokens.size
             if progress is not None:
                 progress(done, total, path)
@@ -94,13 +91,13 @@ def evaluate(
     return outcomes
 
 
-def _scale(model: Model, strength: float) -> None:
-    if isinstance(model, LanguageModel):
-        for mixer in model.mixers.values():
-            mixer.strength = strength
+def _columns(change: Intervention) -> dict[str, Any]:
+    if not change.changes:
+        return {}
+    return {"strength": change.strength, "direction": change.direction, "at": change.place, "phase": change.phase}
 
 
-def _outcomes(model: Model, samples: Samples) -> dict[str, Any]:
+def _outcomes(model: Model, samples: Samples, change: Intervention) -> dict[str, Any]:
     """One length of one model: a column, or what all its rows share, under each name."""
     (n, T), answer = samples.tokens.shape, samples.answer
     together = max(TOGETHER.get(model.device.type, TOGETHER_ELSEWHERE) // T, 1)
@@ -108,8 +105,10 @@ def _outcomes(model: Model, samples: Samples) -> dict[str, Any]:
     for part in np.split(samples.tokens, range(together, n, together)):
         tokens = torch.from_numpy(part.astype(np.int64)).to(model.device)
         with enough_memory(f"{len(part)} samples of {T} tokens, in one pass"):
+            if isinstance(model, LanguageModel):
+                intervene(model, change.during("prompt"))
             if isinstance(model, LanguageModel) and answer:
-                said, nll = read_answers(model, tokens, answer)
+                said, nll = read_answers(model, tokens, answer, partial(intervene, model, change.during("answer")))
                 written.append(said.cpu().numpy())
             else:
                 nll = read_losses(model, tokens)
@@ -182,17 +181,23 @@ def _check_apart(abouts: Mapping[str, Mapping[str, Any]]) -> None:
         seen[key] = path
 
 
-def _check_scalable(configs: Configs) -> None:
-    for path, config in configs.items():
-        if not isinstance(config, ModelConfig) or MIXERS[config.mixer].direction is None:
-            raise InputError(f"{path}: expected a model that adds a direction, whose λ can be scaled, found {config.mixer}")
+def _check_changes(configs: Configs, changes: Sequence[Intervention]) -> None:
+    for (path, config), change in product(configs.items(), changes):
+        if isinstance(config, ModelConfig):
+            try:
+                check_change(config, change)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
+        elif change.changes:
+            raise InputError(f"{path}: expected a model of this package, in which something can be changed, found {config.mixer}")
 
 
-def _check(checkpoints: Sequence[str | Path], strengths: Sequence[float], dtype: str) -> None:
+def _check(checkpoints: Sequence[str | Path], changes: Sequence[Intervention], dtype: str) -> None:
     names = [str(path) for path in checkpoints]
     if not names or len(set(names)) < len(names):
         raise InputError(f"checkpoints: expected some that differ, found {', '.join(names) or 'none'}")
-    if not strengths or len(set(strengths)) < len(strengths) or not all(map(math.isfinite, strengths)):
-        raise InputError(f"strengths: expected finite numbers that differ, found {', '.join(map(str, strengths)) or 'none'}")
+    columns = [tuple(_columns(change).values()) for change in changes]
+    if not columns or len(set(columns)) < len(columns):
+        raise InputError(f"changes: expected some that differ, found {len(columns)} of which {len(set(columns))} do")
     if dtype not in DTYPES:
         raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")

@@ -32,7 +32,7 @@ def draw_record_contrast(ds: xr.Dataset) -> Figure:
     height = float(np.clip((0.17 if numbers else 0.085) * rows, 0.6, 4.0))
     figure = style.new_figure(style.PAGE if numbers and columns > 5 else style.COLUMN, 0.55 + height)
     panel = figure.subplots()
-    mesh = _cells(panel, difference, sure, numbers)
+    mesh = signed_cells(panel, difference, sure, numbers)
     style.label_rows(panel.yaxis, ds["layer"].values)
     style.label_rows(panel.xaxis, np.arange(columns))
     panel.set_xlabel("head")
@@ -71,11 +71,13 @@ def draw_record_quantiles(ds: xr.Dataset) -> Figure:
     return figure
 
 
-def _cells(panel: Axes, difference: NDArray[np.float64], sure: NDArray[np.bool_], numbers: bool) -> QuadMesh:
-    """Coloured cells, with their numbers if asked, and the dots; NaN is grey and says so."""
+def signed_cells(
+    panel: Axes, difference: NDArray[np.float64], sure: NDArray[np.bool_], numbers: bool, top: float | None = None
+) -> QuadMesh:
+    """Cells coloured from −top to top, the largest unless given, with numbers if asked, and dots; NaN is grey and says so."""
     rows, columns = difference.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-    top = float(np.nanmax(np.abs(difference), initial=0)) or 1.0
+    top = top or float(np.nanmax(np.abs(difference), initial=0)) or 1.0
     norm, cells = Normalize(-top, top), np.ma.masked_invalid(difference)
     mesh = panel.pcolormesh(*edges, cells, cmap="PuOr", norm=norm, edgecolors="white", linewidth=0.3)
     panel.set_facecolor(style.EMPTY)

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import xarray as xr
 
 from qed_probe import analyses, figures
@@ -15,9 +14,10 @@ from qed_probe.store.outcomes import open_outcomes
 
 
 def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draw accuracy by length, or of tasks that have none, by depth for each arm, and by strength where there are several."""
+    """Draw accuracy by length, or of tasks without one, by depth for each arm; by strength and head where these were changed."""
     written: list[Path] = []
-    usual = bool((ds["strength"] == 1).any())
+    changed = (ds["strength"] != 1) | (ds["direction"] != "own")
+    usual = bool((~changed).any())
     if "correct" not in ds or not usual:
         raise StoreError("expected outcomes with answers, at strength 1, to draw; found none")
     shares = analyses.accuracy(ds)
@@ -31,8 +31,11 @@ def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> lis
         for task, arm in sorted({*zip(found["task"].values, found["arm"].values, strict=True)}):
             mine = found.isel(run=(found["task"].values == task) & (found["arm"].values == arm))
             written += save(figures.draw_depth(mine), folder / f"depth-{task}-{arm}", formats)
-    if len(np.unique(ds["strength"].values)) > 1:
-        written += save(figures.draw_strengths(analyses.strengths(ds)), folder / "strengths", formats)
+    single = changed & (ds["at"] != "all")
+    if (changed & ~single & (ds["direction"] == "own")).any():
+        written += save(figures.draw_strengths(analyses.strengths(ds.isel(sample=~single.values))), folder / "strengths", formats)
+    if single.any():
+        written += save(figures.draw_heads(analyses.head_effects(ds)), folder / "heads", formats)
     return written
 
 

@@ -83,7 +83,7 @@ def _native(model: LanguageModel, sink: Sink, layers: Collection[int] | None, st
 
 def _observer(layer: int, mixer: DeltaMixer, sink: Sink) -> Observer:
     def observe(seen: Observation, output: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
-        sink(Captured(layer, mixer.kind, seen, output, mixer.scale, initial_state, cu_seqlens))
+        sink(Captured(layer, mixer.acting, seen, output, mixer.scale, initial_state, cu_seqlens))
 
     return observe
 

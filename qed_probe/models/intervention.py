@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Direction, Mixer
+from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import LanguageModel
 
 DIRECTIONS: dict[str, dict[str, Any]] = {
@@ -25,41 +26,48 @@ ADDRESSES: dict[str, dict[str, Any]] = {
     "reversed": {"address_last": True},
 }
 """EDA's erase at other addresses, or after the delta edit."""
+PHASES = ("all", "prompt", "answer")
 
 
 @dataclass(frozen=True)
 class Intervention:
-    """λ, or γ of an erase address, times ``strength``; the direction or address of another arm, "own" for none; and where.
+    """λ, or γ of an erase address, times ``strength``; the direction or address of another arm, "own" for none; where, and when.
 
-    ``at`` are (layer, head), everywhere if there are none.
+    ``at`` are (layer, head), everywhere if there are none; ``phase`` is "all", "prompt" or "answer", the tokens for which it
+    holds where both can be told apart.
     """
 
     strength: float = 1.0
     direction: str = "own"
     at: tuple[tuple[int, int], ...] = ()
+    phase: str = "all"
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is another."""
+        return self.strength != 1 or self.direction != "own"
 
     @property
     def place(self) -> str:
         """``at`` as text: "0:2,1:0", or "all"."""
         return ",".join(f"{layer}:{head}" for layer, head in self.at) or "all"
 
+    def during(self, phase: str) -> "Intervention":
+        """What holds in this phase."""
+        return self if self.phase in ("all", phase) else Intervention()
+
+
+UNCHANGED = Intervention()
+
 
 def intervene(model: LanguageModel, change: Intervention, seed: int = 0) -> None:
     """Let every pass from now on run with this change and no other; ``Intervention()`` undoes any.
 
-    Where a random vector is needed, one is drawn for each head by ``seed``. Raises InputError for a model that has neither a
-    direction nor an address, a strength that is not finite, a direction that does not fit, and a head that is not there.
+    The phase is for the caller to heed. Where a random vector is needed, one is drawn for each head by ``seed``. Raises
+    InputError as ``check_change`` does.
     """
     config, own = model.config, MIXERS[model.config.mixer]
-    if change != Intervention() and own.direction is None and own.address is None:
-        raise InputError(f"expected a model that adds a direction or erases at an address of its own, found one of {own.name}")
-    if not math.isfinite(change.strength):
-        raise InputError(f"strength: expected a finite number, found {change.strength}")
-    missing = [place for place in change.at if place[0] not in model.mixers or not 0 <= place[1] < config.heads]
-    if missing:
-        layers = ", ".join(map(str, model.mixers))
-        found = f"{missing[0][0]}:{missing[0][1]}"
-        raise InputError(f"at: expected layer:head of layers {layers} and heads 0 to {config.heads - 1}, found {found}")
+    check_change(config, change)
     acting = other_arm(own, change.direction)
     for layer, mixer in model.mixers.items():
         device = mixer.q_proj.weight.device
@@ -70,6 +78,26 @@ def intervene(model: LanguageModel, change: Intervention, seed: int = 0) -> None
         mixer.acting_at = None if all(heads) or acting is own else chosen
         generator = torch.Generator().manual_seed(1_000_003 * seed + layer)
         mixer.drawn = F.normalize(torch.randn(config.heads, config.key_dim, generator=generator), dim=-1).to(device)
+
+
+def check_change(config: ModelConfig, change: Intervention) -> None:
+    """Raise InputError for what cannot be changed in such a model.
+
+    That is one with neither a direction nor an address, a strength that is not finite, a direction that does not fit, an unknown
+    phase, and a head that is not there.
+    """
+    own = MIXERS[config.mixer]
+    if change.changes and own.direction is None and own.address is None:
+        raise InputError(f"expected a model that adds a direction or erases at an address of its own, found one of {own.name}")
+    if not math.isfinite(change.strength):
+        raise InputError(f"strength: expected a finite number, found {change.strength}")
+    if change.phase not in PHASES:
+        raise InputError(f"phase: expected one of {', '.join(PHASES)}, found {change.phase!r}")
+    for layer, head in change.at:
+        if not (0 <= layer < config.layers and 0 <= head < config.heads):
+            expected = f"layer:head of layers 0 to {config.layers - 1} and heads 0 to {config.heads - 1}"
+            raise InputError(f"at: expected {expected}, found {layer}:{head}")
+    other_arm(own, change.direction)
 
 
 def other_arm(own: Mixer, direction: str) -> Mixer:

@@ -18,6 +18,7 @@ from qed_probe.models.foreign.description import Description
 from qed_probe.models.foreign.families import FLA
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from qed_probe.models.foreign.tokenizer import find_tokenizer as find_foreign_tokenizer
+from qed_probe.models.intervention import UNCHANGED, Intervention, intervene
 from qed_probe.models.model import Model
 from qed_probe.models.tokenizer import ByteTokenizer
 
@@ -55,13 +56,13 @@ def open_model(
     *,
     device: torch.device | None,
     dtype: torch.dtype,
-    strength: float = 1.0,
+    change: Intervention = UNCHANGED,
     backend: Choice = "auto",
     trust_remote_code: bool = False,
 ) -> Model:
     """Load a checkpoint as a model that can be traced; without ``device``, another library's is spread over all there are.
 
-    ``strength`` scales a native model's λ and ``backend`` runs its recurrence; InputError says that another library's model has
+    ``change`` is made in a native model and ``backend`` runs its recurrence; InputError says that another library's model has
     neither. Raises CheckpointError.
     """
     directory = _foreign(checkpoint)
@@ -69,11 +70,13 @@ def open_model(
         if device is None:
             raise InputError("device: expected one device for a model of this package, found 'auto'")
         model = native.load(checkpoint, device=device, dtype=dtype)
+        intervene(model, change)
         for mixer in model.mixers.values():
-            mixer.strength, mixer.backend = strength, backend
+            mixer.backend = backend
         return model
-    if strength != 1:
-        raise InputError(f"strength: expected 1, as {directory} adds no direction whose λ it could scale, found {strength}")
+    if change.changes:
+        found = f"{change.strength} and {change.direction!r}"
+        raise InputError(f"strength: expected 1 and direction 'own', as {directory} adds no direction, found {found}")
     if backend != "auto":
         raise InputError(f"backend: expected auto, as {directory} runs its own kernels, found {backend!r}")
     return foreign.load(directory, device=device, dtype=dtype, trust_remote_code=trust_remote_code)

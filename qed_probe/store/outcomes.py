@@ -41,6 +41,9 @@ VARIABLES = {
         _variable("fingerprint", "int64", "64 bits of what the model was given, the same in samples that pair"),
         _variable("depth", "float64", "share of the noise that comes before the needle, NaN where unknown"),
         _variable("strength", "float64", "factor on the strength of the direction"),
+        _variable("direction", "str", "direction or address that ran instead, own if none"),
+        _variable("at", "str", "heads that were changed, layer:head, or all"),
+        _variable("phase", "str", "tokens for which the change held: all, prompt or answer"),
         _variable("answer", "str", "right answer"),
         _variable("prediction", "str", "the model's answer"),
         _variable("correct", "bool", "whether the answer was right"),
@@ -50,13 +53,14 @@ VARIABLES = {
         _variable("learned_at", "int64", "training step at which the task was learned, 0 never, −1 where unknown", "step"),
     )
 }
-KEY = ("model", "arm", "seed", "lambda_max", "task", "length", "strength", "index")
+KEY = ("model", "arm", "seed", "lambda_max", "task", "length", "strength", "direction", "at", "phase", "index")
 """What no two samples share; NaN equals NaN."""
 
 JUDGED = ("answer", "prediction", "correct")
 """Variables of tasks that have an answer: all of them are there or none."""
 
-NAMES = ("model", "arm", "task")
+NAMES = ("model", "arm", "task", "direction", "at", "phase")
+UNCHANGED = {"strength": 1, "direction": "own", "at": "all", "phase": "all"}
 UNKNOWN = {
     "seed": -1,
     "lambda_max": math.nan,
@@ -75,7 +79,7 @@ def make_outcomes(columns: Mapping[str, object], attrs: Mapping[str, object] | N
     What is left out is unknown, and ``strength`` 1. Widths of numbers are made to fit, kinds are not. Raises StoreError as
     ``check_outcomes`` does.
     """
-    given = UNKNOWN | {"strength": 1} | dict(columns)
+    given = UNKNOWN | UNCHANGED | dict(columns)
     count = max((len(x) for x in given.values() if isinstance(x, (Sequence, np.ndarray)) and not isinstance(x, str)), default=1)
     ds = xr.Dataset(attrs={"schema": schema.OUTCOMES, "schema_version": VERSION, **(attrs or {})})
     for name, x in given.items():

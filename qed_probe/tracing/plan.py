@@ -1,6 +1,5 @@
 """What a trace will do, settled before anything is written: the model, the store's layout, and which prompts go together."""
 
-import math
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from qed_probe.models import opening
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import find_device
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
+from qed_probe.models.intervention import Intervention
 from qed_probe.models.model import Model
 from qed_probe.models.tokenizer import ByteTokenizer
 from qed_probe.store import schema
@@ -39,7 +39,8 @@ class Settings(TypedDict, total=False):
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model runs
     on and in, "auto" being all GPUs and the CPU together, for other libraries' models; ``vectors`` is the dtype that the read
     S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps what recomputes every record offline; ``state_at``
-    are positions in each prompt whose state is kept; ``strength`` scales every λ; ``backend`` ("auto", "triton", "torch",
+    are positions in each prompt whose state is kept; ``strength``, ``direction`` and ``at`` are those of an ``Intervention``, of
+    which another direction holds for all heads, as a trace replays whole layers; ``backend`` ("auto", "triton", "torch",
     "reference") runs the recurrence; ``generate`` is the number of tokens that the model goes on with after each prompt, the
     likeliest each time, and that are traced as well; ``batch`` is the number of prompts in a pass of a model that takes them in
     rows of one length, the shorter ones padded; ``trust_remote_code`` lets a checkpoint run code that it brings along; ``seed``
@@ -53,6 +54,8 @@ class Settings(TypedDict, total=False):
     save_inputs: bool
     state_at: Sequence[int]
     strength: float
+    direction: str
+    at: Sequence[tuple[int, int]]
     backend: Choice
     generate: int
     batch: int
@@ -92,6 +95,8 @@ def make_plan(
     save_inputs: bool = False,
     state_at: Sequence[int] = (),
     strength: float = 1.0,
+    direction: str = "own",
+    at: Sequence[tuple[int, int]] = (),
     backend: Choice = "auto",
     generate: int = 0,
     batch: int = 1,
@@ -103,7 +108,8 @@ def make_plan(
 
     Raises InputError for what cannot be run, and CheckpointError.
     """
-    _check_settings(dtype, vectors, strength, generate, seed)
+    change = Intervention(strength, direction, tuple(at))
+    _check_settings(dtype, vectors, change, generate, seed)
     place = None if device == "auto" else find_device(device)
     known = survey(prompts, opening.describe(checkpoint, trust_remote_code=trust_remote_code).vocab_size)
     prompts, lengths = unchanged(prompts, known.fingerprints), known.lengths + generate
@@ -112,7 +118,7 @@ def make_plan(
         checkpoint,
         device=place,
         dtype=DTYPES[dtype],
-        strength=strength,
+        change=change,
         backend=backend,
         trust_remote_code=trust_remote_code,
     )
@@ -130,7 +136,7 @@ def make_plan(
         save_inputs=save_inputs,
         state_at=state_at,
         texts=tokenizer is not None,
-        attrs=_identity(model, checkpoint, dtype, generate) | {"strength": float(strength), "batch": batch},
+        attrs=_identity(model, checkpoint, dtype, generate) | _changed(change) | {"batch": batch},
         provenance={"checkpoint": "bundled qed-tiny" if checkpoint is None else str(checkpoint), "command": command},
     )
     return Plan(model, tokenizer, layout, prompts, batch, seed)
@@ -144,13 +150,20 @@ def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTo
         return None
 
 
-def _check_settings(dtype: str, vectors: str, strength: float, generate: int, seed: int) -> None:
+def _changed(change: Intervention) -> dict[str, object]:
+    """What the store says of it: the strength, and where it is not as usual, the rest."""
+    unusual = {"direction": change.direction, "at": change.place}
+    usual = {"direction": "own", "at": "all"}
+    return {"strength": float(change.strength)} | {name: x for name, x in unusual.items() if x != usual[name]}
+
+
+def _check_settings(dtype: str, vectors: str, change: Intervention, generate: int, seed: int) -> None:
     if dtype not in DTYPES:
         raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     if vectors not in VECTORS:
         raise InputError(f"vectors: expected one of {', '.join(VECTORS)}, found {vectors!r}")
-    if not math.isfinite(strength):
-        raise InputError(f"strength: expected a finite number, found {strength}")
+    if change.direction != "own" and change.at:
+        raise InputError(f"at: expected all heads for another direction in a trace, found {change.place}; evaluate takes some")
     if not isinstance(generate, int) or not 0 <= generate < 1 << 31:
         raise InputError(f"generate: expected a whole number of tokens, from 0 to {(1 << 31) - 1:,}, found {generate}")
     if seed < 0:
@@ -195,7 +208,7 @@ def _layout(
         snapshots=_snapshots(lengths, state_at),
         vectors=vectors,
         edit_inputs=first.observation.tokens.v.ndim == 5,
-        attrs={**attrs, "scale": first.scale, "backend": first.observation.backend},
+        attrs={**attrs, "mixer": first.mixer.name, "scale": first.scale, "backend": first.observation.backend},
         provenance=provenance,
     )
 
@@ -203,7 +216,6 @@ def _layout(
 def _identity(model: Model, checkpoint: str | Path | None, dtype: str, generate: int) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
     return opening.identity(checkpoint, model) | {
-        "mixer": model.config.mixer,
         "dtype": dtype,
         "gate_max": model.config.gate_max,
         "lambda_max": model.config.lambda_max,
