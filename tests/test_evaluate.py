@@ -217,8 +217,9 @@ def test_what_cannot_be_run_is_refused_before_it_is(
     if "tokens" in options:
         np.save(tmp_path / "ids.npy", options["tokens"])
         options["tokens"] = tmp_path / "ids.npy"
+    arguments: dict[str, Any] = {"lengths": [400], "samples": 1} | options
     with pytest.raises(InputError, match=words):
-        evaluate([checkpoints[name] for name in names], **{"lengths": [400], "samples": 1} | options, progress=never)
+        evaluate([checkpoints[name] for name in names], progress=never, **arguments)
 
 
 def never(*_: object) -> None:
@@ -236,6 +237,9 @@ def test_checkpoints_that_outcomes_cannot_tell_apart_are_refused(tmp_path: Path)
         evaluate([tmp_path / "a", tmp_path / "b"], lengths=[400], samples=1, progress=never)
     with pytest.raises(CheckpointError, match="nowhere"):
         evaluate([one, tmp_path / "nowhere"], lengths=[400], samples=1, progress=never)
+    (other / "model.safetensors").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"other/qed: expected .*found no model\.safetensors"):
+        evaluate([one, other], lengths=[400], samples=1, progress=never)
     qp.save_model(qp.load_model(one), other, {"seed": 5})
     assert {*evaluate([one, other], lengths=[400], samples=1)["seed"].values} == {-1, 5}
 
