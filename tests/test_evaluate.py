@@ -20,6 +20,7 @@ from qed_probe.evaluation import evaluate, read_answers, read_losses
 from qed_probe.models.language import LanguageModel
 from qed_probe.store.outcomes import check_free, check_outcomes, open_outcomes
 from tests.foreign_models import tiny
+from tests.test_harness import completion, needles, write
 from tests.test_tracing import make_checkpoint
 
 HOME = sys.modules[evaluate.__module__]
@@ -217,8 +218,9 @@ def test_what_cannot_be_run_is_refused_before_it_is(
     if "tokens" in options:
         np.save(tmp_path / "ids.npy", options["tokens"])
         options["tokens"] = tmp_path / "ids.npy"
+    arguments: dict[str, Any] = {"lengths": [400], "samples": 1} | options
     with pytest.raises(InputError, match=words):
-        evaluate([checkpoints[name] for name in names], **{"lengths": [400], "samples": 1} | options, progress=never)
+        evaluate([checkpoints[name] for name in names], progress=never, **arguments)
 
 
 def never(*_: object) -> None:
@@ -236,6 +238,9 @@ def test_checkpoints_that_outcomes_cannot_tell_apart_are_refused(tmp_path: Path)
         evaluate([tmp_path / "a", tmp_path / "b"], lengths=[400], samples=1, progress=never)
     with pytest.raises(CheckpointError, match="nowhere"):
         evaluate([one, tmp_path / "nowhere"], lengths=[400], samples=1, progress=never)
+    (other / "model.safetensors").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"other/qed: expected .*found no model\.safetensors"):
+        evaluate([one, other], lengths=[400], samples=1, progress=never)
     qp.save_model(qp.load_model(one), other, {"seed": 5})
     assert {*evaluate([one, other], lengths=[400], samples=1)["seed"].values} == {-1, 5}
 
@@ -279,6 +284,21 @@ def test_the_command_keeps_and_shows_what_it_found(
     assert call(*words) == 2
     assert "out.zarr: expected nothing there, found a store of outcomes" in capsys.readouterr().err
     assert call(*words, "--overwrite") == 0
+
+
+def test_the_command_reads_what_the_harness_left(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "run", {"niah_single_1": needles(), "fda": [completion(n, n < 3) for n in range(4)]})
+    store = tmp_path / "out.zarr"
+    assert call("evaluate", "--harness", tmp_path / "run", "--arm", "qed", "--seed", "3", "-o", store) == 0
+    captured = capsys.readouterr()
+    rows = [line.split() for line in captured.out.splitlines()]
+    (fda,) = [row for row in rows if "fda" in row]
+    assert fda[1:] == ["qed", "3", "fda", "75.0", "[19,", "99]", *"–" * 5]
+    assert captured.err == ""
+    ds = qp.analyses.accuracy(open_outcomes(store))
+    assert ds["length"].values.tolist() == [0, 4096, 8192]
+    qp.plot(store, tmp_path / "figures")
+    assert {"accuracy.png", "tasks.png"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
 def test_the_command_sweeps(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

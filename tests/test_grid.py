@@ -60,13 +60,13 @@ def test_the_grid_is_the_experiment() -> None:
 
 def test_runs_go_on_fail_alone_and_are_done_once(tmp_path: Path) -> None:
     job = Job("qed", 1)
-    train(arm("qed"), RECIPE, tmp_path / "alone", seed=1, save_dtype=torch.bfloat16)
+    interrupted(job, tmp_path / "alone", 3)  # after the last step: only the fresh samples are missing
     interrupted(job, tmp_path / "grid", 2)
     assert state(tmp_path / "grid" / job.name)["done"] == 2
     seen: list[tuple[int, int]] = []
     with pytest.raises(CheckFailed, match=r"2 runs to finish, found 1 that did not: tokens/gdn2-seed0: .*found none$"):
         train_grid(tmp_path / "grid", [FAILING, job], recipe=RECIPE, devices=["cpu", "cpu"], progress=lambda *x: seen.append(x))
-    assert_same_run(tmp_path / "grid" / job.name, tmp_path / "alone")
+    assert_same_run(tmp_path / "grid" / job.name, tmp_path / "alone" / job.name)
     total = 2 * 3 * 20 * 380
     assert {whole for _, whole in seen} == {total}
     assert seen[-1][0] == total // 2
@@ -74,12 +74,12 @@ def test_runs_go_on_fail_alone_and_are_done_once(tmp_path: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
     found = train_grid(tmp_path / "grid", [job], recipe=RECIPE)
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files} == before
-    assert found == {job.name: read_provenance(tmp_path / "alone")}
+    assert found == {job.name: read_provenance(tmp_path / "grid" / job.name)}
     made = found[job.name]
     assert made["parameters"] == parameters(arm("qed"))
     assert (made["learned_at"], made["fresh_samples"], made["steps"], made["seed"]) == (0, 200, 3, 1)
     # What is finished there is of this seed, this recipe and this arm, or it is another run.
-    (tmp_path / "grid" / "niah" / "qed-seed2").symlink_to(tmp_path / "alone", target_is_directory=True)
+    (tmp_path / "grid" / "niah" / "qed-seed2").symlink_to(tmp_path / "alone" / job.name, target_is_directory=True)
     with pytest.raises(CheckFailed, match=r"niah/qed-seed2: expected the run that is in .* found another: seed was 1, is 2"):
         train_grid(tmp_path / "grid", [Job("qed", 2)], recipe=RECIPE)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels.packing import chunk_table
 from qed_probe.models import checkpoint
+from qed_probe.models.checkpoint import read_provenance
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.language import LanguageModel
 from qed_probe.tasks import TASKS, Task, niah_prompts
@@ -131,6 +133,36 @@ def test_the_output_is_a_checkpoint_that_says_where_it_came_from(undisturbed: Pa
     assert provenance["steps"] == 6
     assert provenance["recipe"]["rate"] == 1e-2
     assert provenance["fresh_accuracy"] == evaluate_task(model, "niah", 380, 200, 3)
+
+
+def test_the_output_says_how_large_it_is_and_when_it_learned(undisturbed: Path, tmp_path: Path) -> None:
+    made = read_provenance(undisturbed)
+    assert made["parameters"] == sum(p.numel() for p in new_model(3).parameters())
+    assert (made["learned_at"], made["fresh_samples"]) == (0, 200)
+    shutil.copytree(undisturbed, tmp_path / "run")
+    learned = state(undisturbed)
+    for line, accuracy in zip(learned["lines"], (0.5, 0.899, 0.9, 0.4, 1.0, 1.0), strict=True):
+        line["accuracy"] = accuracy
+    torch.save(learned, tmp_path / "run" / "training.pt")
+    assert train(CONFIG, RECIPE, tmp_path / "run", seed=3, resume=True)["learned_at"] == 3
+    assert read_provenance(tmp_path / "run")["learned_at"] == 3
+
+
+def test_a_run_can_be_resumed_from_before_its_first_step(undisturbed: Path, tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(done: int, line: dict[str, Any]) -> None:
+        raise Killed
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "training.pt.part").write_bytes(b"PK")  # a kill before there was anything
+    with pytest.raises(Killed):
+        train(CONFIG, RECIPE, tmp_path / "run", seed=3, progress=kill)
+    assert state(tmp_path / "run")["done"] == 0
+    assert read_provenance(tmp_path / "run")["steps"] == 0
+    train(CONFIG, RECIPE, tmp_path / "run", seed=3, resume=True)
+    assert_same_run(tmp_path / "run", undisturbed)
 
 
 def test_the_first_losses_are_those_of_the_definition(undisturbed: Path) -> None:

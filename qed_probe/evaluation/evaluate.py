@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qed_probe.errors import InputError
 from qed_probe.evaluation.answers import read_answers, read_losses
-from qed_probe.models.checkpoint import read_provenance
+from qed_probe.models.checkpoint import find_weights, read_provenance
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import enough_memory, find_device
 from qed_probe.models.foreign.description import Description
@@ -151,8 +151,10 @@ def _packed(prompts: Sequence[Prompt], answer: int) -> Samples:
 
 def _about(path: str, config: ModelConfig | Description, task: str) -> dict[str, Any]:
     """What all outcomes of a checkpoint share; when it learned is known of the task that it was trained on alone."""
-    made = read_provenance(path) if isinstance(config, ModelConfig) else {}
-    used = config.used() if isinstance(config, ModelConfig) else {}
+    made, used = {}, {}
+    if isinstance(config, ModelConfig):
+        find_weights(path)  # which are read when it is this one's turn
+        made, used = read_provenance(path), config.used()
     recipe = made["recipe"] if isinstance(made.get("recipe"), dict) else {}
     return {
         "model": Path(path).resolve().name,

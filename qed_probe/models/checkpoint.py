@@ -77,15 +77,23 @@ def load(
 
 def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     """The file of the weights, and what is in it."""
-    if directory.suffix == lit_gpt.SUFFIX:
-        return directory, lit_gpt.read_weights(directory)
-    path = directory / WEIGHTS
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no {WEIGHTS}")
+    path = find_weights(directory)
+    if path.suffix == lit_gpt.SUFFIX:
+        return path, lit_gpt.read_weights(path)
     try:
         return path, load_file(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: expected a whole safetensors file, found one that cannot be read ({error})") from error
+
+
+def find_weights(directory: str | Path | None = None) -> Path:
+    """The file of the weights, unread; raises CheckpointError if there is none."""
+    directory = _path(directory)
+    if directory.suffix == lit_gpt.SUFFIX:
+        return directory
+    if not (directory / WEIGHTS).is_file():
+        raise CheckpointError(f"{directory}: expected {CONFIG} and {WEIGHTS}, found no {WEIGHTS}")
+    return directory / WEIGHTS
 
 
 def read_config(directory: str | Path | None = None) -> ModelConfig:
