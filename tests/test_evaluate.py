@@ -17,6 +17,7 @@ import qed_probe as qp
 from qed_probe.cli import main
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.evaluation import evaluate, read_answers, read_losses
+from qed_probe.models.intervention import Intervention
 from qed_probe.models.language import LanguageModel
 from qed_probe.store.outcomes import check_free, check_outcomes, open_outcomes
 from tests.foreign_models import tiny
@@ -94,7 +95,7 @@ def test_outcomes_are_an_independent_count(checkpoints: dict[str, Path]) -> None
 
 def test_every_checkpoint_and_strength_gets_the_same_samples(checkpoints: dict[str, Path]) -> None:
     paths = [checkpoints["qed"], BUNDLED]
-    ds = evaluate(paths, lengths=[400, 365], samples=2, strengths=(2.0, 1.0, -1.0))
+    ds = evaluate(paths, lengths=[400, 365], samples=2, changes=[Intervention(s) for s in (2.0, 1.0, -1.0)])
     assert ds.sizes["sample"] == 2 * 3 * 2 * 2
     for _, part in ds.groupby("model"):
         for _, one in part.groupby("strength"):
@@ -107,7 +108,7 @@ def test_every_checkpoint_and_strength_gets_the_same_samples(checkpoints: dict[s
 
 @pytest.mark.parametrize("strength", [-1.0, 0.0, 0.5, 2.0])
 def test_a_strength_is_that_of_trace(strength: float, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    ds = evaluate([checkpoints["qed"]], lengths=[400], samples=2, strengths=[strength])
+    ds = evaluate([checkpoints["qed"]], lengths=[400], samples=2, changes=[Intervention(strength)])
     traced = qp.trace(checkpoints["qed"], qp.niah_prompts(400, 2, 0), tmp_path / "run.zarr", strength=strength)
     nll = traced["nll"].values.reshape(2, 400)[:, 1:]
     np.testing.assert_allclose(ds["loss"].values, nll.mean(1), rtol=1e-4)
@@ -204,7 +205,7 @@ def test_a_foreign_checkpoint_has_losses_and_no_answers(tmp_path: Path) -> None:
         ({"device": "abacus"}, "device: .*found 'abacus'"),
         ({"checkpoints": []}, "checkpoints: .*found none"),
         ({"checkpoints": ["qed", "qed"]}, "checkpoints: expected some that differ"),
-        ({"checkpoints": ["qed", "gdn2"], "strengths": [1, 2]}, "gdn2: expected a model that adds a direction"),
+        ({"checkpoints": ["qed", "gdn2"], "changes": [Intervention(), Intervention(2)]}, "gdn2: expected a model that adds a direction"),
         ({"tokens": np.array([3])}, "at least 2 tokens a row"),
         ({"tokens": np.array([3, 256])}, "from 0 to 255.*found 256"),
         ({"tokens": np.array([0.5, 1])}, "integer token ids"),

@@ -7,6 +7,7 @@ from qed_probe.analyses.contrasts import contrast
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
+from qed_probe.analyses.energy import energy_ledger
 from qed_probe.analyses.heads import head_effects
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
@@ -29,6 +30,7 @@ __all__ = [
     "difference",
     "eigenvalue_bounds",
     "eigenvalues",
+    "energy_ledger",
     "half_life",
     "head_effects",
     "holm",

@@ -5,6 +5,7 @@ from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
 from qed_probe.figures.difference import draw_difference
 from qed_probe.figures.dots import draw_dots
+from qed_probe.figures.energy import draw_energy
 from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
@@ -20,6 +21,7 @@ __all__ = [
     "draw_difference",
     "draw_dots",
     "draw_eigenvalues",
+    "draw_energy",
     "draw_half_life",
     "draw_heads",
     "draw_lambda",
