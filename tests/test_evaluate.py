@@ -205,7 +205,10 @@ def test_a_foreign_checkpoint_has_losses_and_no_answers(tmp_path: Path) -> None:
         ({"device": "abacus"}, "device: .*found 'abacus'"),
         ({"checkpoints": []}, "checkpoints: .*found none"),
         ({"checkpoints": ["qed", "qed"]}, "checkpoints: expected some that differ"),
-        ({"checkpoints": ["qed", "gdn2"], "changes": [Intervention(), Intervention(2)]}, "gdn2: expected a model that adds a direction"),
+        (
+            {"checkpoints": ["qed", "gdn2"], "changes": [Intervention(), Intervention(2)]},
+            "gdn2: expected a model that adds a direction",
+        ),
         ({"tokens": np.array([3])}, "at least 2 tokens a row"),
         ({"tokens": np.array([3, 256])}, "from 0 to 255.*found 256"),
         ({"tokens": np.array([0.5, 1])}, "integer token ids"),
