@@ -250,6 +250,17 @@ def test_what_is_not_finite_leaves_its_head_out_and_is_told(name: str, value: fl
     assert f"inputs/{name}: 1 not finite, first at layer 1, token 8, head 2." in words
 
 
+def test_a_layer_that_is_not_finite_at_all_is_a_gap() -> None:
+    inputs = random((6, 5))
+    inputs["u"][1] = np.nan
+    found = energy_ledger(inputs, inputs)
+    assert found["n"].sel(role="all").values.tolist() == [[11] * 3, [0] * 3]
+    assert found["closing_error"].isnull().values.tolist() == [[False] * 3, [True] * 3]
+    figure = draw_energy(found)
+    assert texts(figure).count("no tokens") == 1
+    check_words(figure)
+
+
 def test_a_ledger_that_does_not_close_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = random((6, 5)).assign_coords(layer=[3, 7])
     right = energy.step

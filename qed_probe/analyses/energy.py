@@ -24,7 +24,7 @@ from qed_probe.kernels.mixers import MIXERS
 NAMES = ("g", "k", "a", "u")
 TOLERANCE = 1e-10
 """What a prompt's ledger may fail to close by, as a fraction of the largest amount in it."""
-STATES, INPUTS = 1 << 21, 1 << 28
+STATES, INPUTS = 1 << 22, 1 << 28
 """Bytes of memories that are replayed together, which should stay in a cache, and of inputs that are read together."""
 
 CELL = "layer", "head", "role"

@@ -27,6 +27,7 @@ def draw_energy(ds: xr.Dataset) -> Figure:
     shares = _shares(ds.transpose("layer", "role", "part", ...))
     for panel, role in zip(panels, roles, strict=True):
         _draw_role(panel, {name: x.sel(role=role).values for name, x in shares.items()})
+        _label_gaps(panel, ds["held"].sel(role=role).sum("head").values, ds["n"].sel(role=role).sum("head").values)
         panel.set_title(f"{'all tokens' if role == 'all' else role} ({_tokens(ds, role)})", pad=3)
     style.label_rows(panels[0].xaxis, layers, most=max(4, 24 // across))
     axes.label_outside(panels, across, "layer", "change of ‖S‖² (%)")
@@ -46,7 +47,7 @@ def _shares(ds: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _draw_role(panel: Axes, shares: dict[str, NDArray[np.float64]]) -> None:
-    """The bars of one role, ``[layer]`` each; a layer whose memory held nothing says so."""
+    """The bars of one role, ``[layer]`` each."""
     stacked = np.stack(list(shares.values()))
     at = np.arange(stacked.shape[1])
     above, below = np.zeros(len(at)), np.zeros(len(at))
@@ -56,11 +57,15 @@ def _draw_role(panel: Axes, shares: dict[str, NDArray[np.float64]]) -> None:
         below += np.where(x < 0, x, 0)
     panel.axhline(0, color=style.INK, linewidth=0.5)
     panel.hlines(stacked.sum(0), at - 0.2, at + 0.2, color="black", linewidth=1.2, zorder=3)
-    for layer in np.flatnonzero(np.isnan(stacked).any(0)):
-        axes.label_gap(panel, "held nothing", float(layer))
     panel.set_xlim(-0.6, len(at) - 0.4)
     panel.grid(axis="y", color="0.9", linewidth=0.4)
     panel.set_axisbelow(True)
+
+
+def _label_gaps(panel: Axes, held: NDArray[np.float64], n: NDArray[np.int64]) -> None:
+    """Say why a layer has no bar."""
+    for layer in np.flatnonzero(held == 0):
+        axes.label_gap(panel, "held nothing" if n[layer] else "no tokens", float(layer))
 
 
 def _tokens(ds: xr.Dataset, role: str) -> str:
