@@ -73,12 +73,13 @@ def _effects(changed: pd.DataFrame, usual: pd.DataFrame, at: str) -> dict[int, d
 
 
 def _interval(x: Array) -> dict[str, float]:
-    """Mean, interval and p of paired differences; where they are all the same, p is 1 at 0 and else 0."""
+    """Mean, interval and p of paired differences; p is 1 where all are 0, and 0 where all are the same otherwise."""
     if len(x) < 2:
         return {"difference": float(x.mean())}
     middle, low, high = mean_interval(x)
-    p = float(middle == 0) if np.ptp(x) == 0 else float(stats.ttest_1samp(x, 0).pvalue)
-    return {"difference": middle, "low": low, "high": high, "p": p}
+    error = stats.sem(x)
+    t = middle / error if error > 0 else np.inf
+    return {"difference": middle, "low": low, "high": high, "p": float(2 * stats.t.sf(abs(t), len(x) - 1)) if middle else 1.0}
 
 
 def _controlled(p: Array) -> Array:
