@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
     from qed_probe.models.capture import Captured, capture
     from qed_probe.models.checkpoint import load as load_model
-    from qed_probe.models.checkpoint import read_config, read_provenance
+    from qed_probe.models.checkpoint import locate, read_config, read_provenance
     from qed_probe.models.checkpoint import save as save_model
     from qed_probe.models.config import PRESETS, ModelConfig, preset
     from qed_probe.models.intervention import Intervention
@@ -35,7 +35,7 @@ __all__ = [
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Intervention", "Job", "LanguageModel", "Mixer",
     "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm",
     "capture", "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate",
-    "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "models",
+    "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "locate", "models",
     "niah_prompts", "open", "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness",
     "read_history", "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store",
     "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
@@ -48,7 +48,7 @@ _HOMES = {
     "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
     "models.capture": ("Captured", "capture"),
-    "models.checkpoint": ("load as load_model", "read_config", "read_provenance", "save as save_model"),
+    "models.checkpoint": ("load as load_model", "locate", "read_config", "read_provenance", "save as save_model"),
     "models.config": ("PRESETS", "ModelConfig", "preset"),
     "models.intervention": ("Intervention",),
     "models.language": ("LanguageModel",),

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from qed_probe.errors import CheckpointError, InputError
-from qed_probe.models.checkpoint import digest, load, read_config, read_provenance, save
+from qed_probe.evaluation import read_answers
+from qed_probe.models.checkpoint import BUNDLED, digest, load, read_config, read_provenance, save
 from qed_probe.models.config import NATIVE, ModelConfig
 from qed_probe.models.language import LanguageModel
+from qed_probe.tasks import niah_prompts
 
 
 def small(mixer: str = "qed") -> LanguageModel:
@@ -210,3 +213,15 @@ def test_a_config_of_an_impossible_size_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="a model of this size: expected enough memory"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_model_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = niah_prompts(400, 3, 1)
+    tokens = torch.from_numpy(np.stack([prompt.tokens for prompt in prompts]))
+    written, _ = read_answers(load(name), tokens, 7)
+    assert torch.equal(written, tokens[:, -7:])
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=r"expected .*config\.json"):
+        load(name)

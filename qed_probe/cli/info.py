@@ -19,11 +19,28 @@ Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="
 
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
-    if not path.exists():
+    from qed_probe.store import place
+
+    where = path if path.exists() else qp.locate(path)
+    if not where.exists():
         raise InputError(f"expected a store or a checkpoint, found nothing at {path}")
-    store = (path / "zarr.json").exists()
-    screen.facts(str(path), list(_store(path) if store else _checkpoint(path, trust_remote_code)))
+    store = (where / "zarr.json").exists()
+    if not store:
+        facts = _checkpoint(where, trust_remote_code)
+    else:
+        facts = _outcomes(where) if place.kind(where) == place.OUTCOMES else _store(where)
+    screen.facts(str(path), list(facts))
     typer.echo(f"next: qed-probe plot {path}" if store else f"what a trace costs: qed-probe trace {path} --dry-run")
+
+
+def _outcomes(path: Path) -> Iterator[tuple[str, object]]:
+    ds = qp.open_outcomes(path)
+    yield "samples", f"{ds.sizes['sample']:,}"
+    for name in ("model", "arm", "seed", "task", "length", "strength"):
+        values = sorted({*ds[name].values.tolist()})
+        yield name, ", ".join(map(str, values[:12])) + (f", +{len(values) - 12} more" if len(values) > 12 else "")
+    yield "size", _size(path)
+    yield from ds.attrs.items()
 
 
 def _store(path: Path) -> Iterator[tuple[str, object]]:

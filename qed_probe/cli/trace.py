@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     import xarray as xr
 
-Checkpoint = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help="A directory; the bundled model if left out.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Argument(metavar="CHECKPOINT", help="A directory, or qed-tiny (if left out) or eda-tiny, the bundled models."),
+]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help="The store to write.")]
 Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]

@@ -15,8 +15,6 @@ from qed_probe.store.schema import OUTCOMES
 from qed_probe.training import read_history
 from qed_probe.training.state import LOG
 
-KIND = "a store of outcomes"
-
 
 def plot(
     stores: xr.Dataset | str | Path | Iterable[str | Path],
@@ -38,7 +36,7 @@ def plot(
     paths = [Path(stores)] if isinstance(stores, str | Path) else [Path(path) for path in stores]
     if len(paths) == 1 and (paths[0] / LOG).is_file():
         return _plot_training(paths[0], folder, formats)
-    kinds = [place.kind(path) == KIND for path in paths]
+    kinds = [place.kind(path) == place.OUTCOMES for path in paths]
     if not any(kinds):
         return plot_traces(opened(paths), folder, formats)
     if not all(kinds):

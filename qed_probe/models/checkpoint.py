@@ -26,6 +26,8 @@ from qed_probe.models.language import LanguageModel
 
 FORMAT, FORMAT_VERSION = "qed_probe", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+BUNDLED = ("qed-tiny", "eda-tiny")
+"""Checkpoints that come with the package."""
 
 
 def save(
@@ -64,7 +66,7 @@ def load(
 
     θ, A_log, dt_bias and the random vectors are float32 whatever ``dtype``. Raises CheckpointError that names what is wrong.
     """
-    directory = _path(directory)
+    directory = locate(directory)
     config = read_config(directory)
     path, found = _read_weights(directory)
     with enough_memory(f"{directory}: a model of this size"):
@@ -88,7 +90,7 @@ def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:
 
 def find_weights(directory: str | Path | None = None) -> Path:
     """The file of the weights, unread; raises CheckpointError if there is none."""
-    directory = _path(directory)
+    directory = locate(directory)
     if directory.suffix == lit_gpt.SUFFIX:
         return directory
     if not (directory / WEIGHTS).is_file():
@@ -98,9 +100,9 @@ def find_weights(directory: str | Path | None = None) -> Path:
 
 def read_config(directory: str | Path | None = None) -> ModelConfig:
     """The model's configuration, without its weights; raises CheckpointError."""
-    if _path(directory).suffix == lit_gpt.SUFFIX:
-        return lit_gpt.read_config(_path(directory))
-    path = _path(directory) / CONFIG
+    if locate(directory).suffix == lit_gpt.SUFFIX:
+        return lit_gpt.read_config(locate(directory))
+    path = locate(directory) / CONFIG
     try:
         return ModelConfig.from_dict(_section(path, "model"))
     except InputError as error:
@@ -109,14 +111,14 @@ def read_config(directory: str | Path | None = None) -> ModelConfig:
 
 def read_provenance(directory: str | Path | None = None) -> dict[str, Any]:
     """What ``save`` was told of how the model was made; raises CheckpointError."""
-    if _path(directory).suffix == lit_gpt.SUFFIX:
+    if locate(directory).suffix == lit_gpt.SUFFIX:
         return {}
-    return _section(_path(directory) / CONFIG, "provenance")
+    return _section(locate(directory) / CONFIG, "provenance")
 
 
 def digest(directory: str | Path | None = None, weights: Sequence[str] = (WEIGHTS,)) -> str:
     """What identifies a checkpoint: the hexadecimal SHA-256 of ``config.json`` followed by the files of its weights."""
-    directory = _path(directory)
+    directory = locate(directory)
     total = hashlib.sha256()
     for name in ("",) if directory.suffix == lit_gpt.SUFFIX else (CONFIG, *weights):
         try:
@@ -130,8 +132,11 @@ def digest(directory: str | Path | None = None, weights: Sequence[str] = (WEIGHT
     return total.hexdigest()
 
 
-def _path(directory: str | Path | None) -> Path:
-    return Path(str(files("qed_probe.data"))) / "qed-tiny" if directory is None else Path(directory)
+def locate(checkpoint: str | Path | None) -> Path:
+    """Where a checkpoint is: a path as it is, the first bundled one if None, or one by its name where no such path exists."""
+    if checkpoint is not None and (str(checkpoint) not in BUNDLED or Path(checkpoint).exists()):
+        return Path(checkpoint)
+    return Path(str(files("qed_probe.data")), BUNDLED[0] if checkpoint is None else str(checkpoint))
 
 
 def read_json(directory: Path) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def identity(checkpoint: str | Path | None, model: Model) -> dict[str, object]:
 
 def _foreign(checkpoint: str | Path | None) -> Path | None:
     """The directory, if it is not one of this package's."""
-    if checkpoint is None or Path(checkpoint).suffix == lit_gpt.SUFFIX:
+    directory = native.locate(checkpoint)
+    if directory.suffix == lit_gpt.SUFFIX:
         return None
-    content = native.read_json(Path(checkpoint))
-    return Path(checkpoint) if "model_type" in content and "format" not in content else None
+    content = native.read_json(directory)
+    return directory if "model_type" in content and "format" not in content else None

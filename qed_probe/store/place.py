@@ -14,6 +14,8 @@ from typing import Any
 from qed_probe.errors import StoreError
 from qed_probe.store import schema
 
+OUTCOMES = "a store of outcomes"
+
 
 def sibling(path: Path, kind: str) -> Path:
     """The hidden neighbour ``.NAME.kind``."""
@@ -49,7 +51,7 @@ def kind(path: Path) -> str:
         return "a file" if os.path.lexists(path) else "nothing there"
     attrs = group_attrs(path)
     if attrs.get("schema") == schema.OUTCOMES:
-        return "a store of outcomes"
+        return OUTCOMES
     if "qed_probe_schema" in attrs:
         return "a trace store"
     return "another zarr group" if (path / "zarr.json").is_file() else "a directory that is no store"
