@@ -268,7 +268,7 @@ def test_plot_says_what_it_skips_and_why(tmp_path: Path, caplog: pytest.LogCaptu
     ds = synthetic_store(mixer="linear").drop_vars(["read_norm", "correction_norm", "correction_cosine"])
     with caplog.at_level(logging.WARNING):
         paths = gallery.plot(ds, tmp_path, formats=["png"])
-    assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "tokens-written"}
+    assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "gate-budgets", "tokens-written"}
     assert set(gallery.skipped(ds)) == {"correction-share", "rho-read", "tokens-read"}
     assert "skipped rho-read: the store has no read_norm" in caplog.text
 

@@ -77,6 +77,10 @@ def _nonfinite(tokens: Array, records: Mapping[str, Array]) -> dict[str, Array]:
     counts, first = [], []
     for x in records.values():
         bad = ~np.isfinite(x)
+        if not bad.any():
+            counts.append(np.zeros(len(x), np.int64))
+            first.append(NOWHERE)
+            continue
         counts.append(bad.sum((1, 2)))
         layer, token, head = bad.nonzero()
         place = (tokens[token] * x.shape[0] + layer) * x.shape[2] + head

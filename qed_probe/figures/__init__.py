@@ -1,5 +1,6 @@
 """From a computed Dataset to a matplotlib Figure: a figure draws and never computes, and no pyplot knows of it."""
 
+from qed_probe.figures.budgets import draw_gate_budgets
 from qed_probe.figures.contrasts import draw_contrast
 from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
@@ -19,6 +20,7 @@ __all__ = [
     "draw_difference",
     "draw_dots",
     "draw_eigenvalues",
+    "draw_gate_budgets",
     "draw_half_life",
     "draw_lambda",
     "draw_record_contrast",

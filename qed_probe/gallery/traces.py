@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from qed_probe import analyses, figures
-from qed_probe.analyses import Analysis, correction, decay
+from qed_probe.analyses import Analysis, budgets, correction, decay
 from qed_probe.analyses.difference import TOLERANCE
 from qed_probe.errors import StoreError
 from qed_probe.gallery.files import folder_for, picture_for, save
@@ -35,6 +35,7 @@ DIAGNOSTICS = (
     Diagnostic("correction-share", analyses.correction_share, figures.draw_correction_share, correction.NAMES),
     Diagnostic("rho-read", analyses.rho_read, figures.draw_rho_read, ("rho", "read_norm")),
     Diagnostic("half-life", analyses.half_life, figures.draw_half_life, decay.NAMES),
+    Diagnostic("gate-budgets", analyses.gate_budgets, figures.draw_gate_budgets, budgets.NAMES),
     Diagnostic(
         "tokens-written",
         partial(analyses.token_strip, record="residual_norm"),
