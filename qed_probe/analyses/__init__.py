@@ -8,9 +8,11 @@ from qed_probe.analyses.contrasts import contrast
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
 from qed_probe.analyses.difference import difference
+from qed_probe.analyses.geometry import address_geometry, isotropic_cosine
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
+from qed_probe.analyses.saturation import gate_saturation
 from qed_probe.analyses.statistics import binomial_interval, bootstrap_interval, holm, mcnemar, mean_interval, page
 from qed_probe.analyses.strengths import strengths
 from qed_probe.analyses.strip import token_strip
@@ -20,6 +22,7 @@ __all__ = [
     "PUBLISHED",
     "Analysis",
     "accuracy",
+    "address_geometry",
     "binomial_interval",
     "bootstrap_interval",
     "by_depth",
@@ -30,8 +33,10 @@ __all__ = [
     "eigenvalue_bounds",
     "eigenvalues",
     "gate_budgets",
+    "gate_saturation",
     "half_life",
     "holm",
+    "isotropic_cosine",
     "mcnemar",
     "mean_interval",
     "page",

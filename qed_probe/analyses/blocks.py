@@ -58,7 +58,7 @@ def fold_tokens(
     total: dict[str, Array] = {}
     for tokens, records in blocks(ds, names):
         for name, value in (step(tokens, records) | _nonfinite(tokens, records)).items():
-            total[name] = _join(name)(total[name], value) if name in total else value
+            total[name] = join(name)(total[name], value) if name in total else value
     return total
 
 
@@ -68,7 +68,8 @@ def mean(total: Array, n: Array) -> Array:
     return found
 
 
-def _join(name: str) -> np.ufunc:
+def join(name: str) -> np.ufunc:
+    """How two blocks' values of this name become one."""
     return {"min": np.minimum, "max": np.maximum}.get(name.rpartition("_")[2], np.add)
 
 

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from qed_probe.errors import CheckpointError, InputError
-from qed_probe.kernels import Choice, edits
+from qed_probe.kernels import MIXERS, Choice, edits
 from qed_probe.models import opening
 from qed_probe.models.capture import Captured, capture
+from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import find_device
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from qed_probe.models.model import Model
@@ -202,17 +203,25 @@ def _layout(
 
 def _identity(model: Model, checkpoint: str | Path | None, dtype: str, generate: int) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
-    return opening.identity(checkpoint, model) | {
-        "mixer": model.config.mixer,
-        "dtype": dtype,
-        "gate_max": model.config.gate_max,
-        "lambda_max": model.config.lambda_max,
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
-        "threads": torch.get_num_threads(),
-        "pack_tokens": _pack(model, generate),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
-    }
+    config = model.config
+    floor: dict[str, object] = {}
+    if isinstance(config, ModelConfig) and MIXERS[config.mixer].decay == "safe":
+        floor["lower_bound"] = config.lower_bound
+    return (
+        opening.identity(checkpoint, model)
+        | floor
+        | {
+            "mixer": config.mixer,
+            "dtype": dtype,
+            "gate_max": config.gate_max,
+            "lambda_max": config.lambda_max,
+            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
+            "threads": torch.get_num_threads(),
+            "pack_tokens": _pack(model, generate),
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
+        }
+    )
 
 
 def _look(model: Model, layer: int) -> Captured:
