@@ -17,6 +17,7 @@ ALL = (
     analyses.rho_read,
     analyses.correction_share,
     analyses.half_life,
+    analyses.gate_budgets,
     analyses.summary,
 )
 

@@ -17,14 +17,21 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 from numpy.typing import NDArray
 
+import qed_probe as qp
 from qed_probe import analyses, figures, gallery
 from qed_probe.errors import InputError, StoreError
 from qed_probe.figures import style
 from qed_probe.figures.strip import wrap
 from tests.drawn import check_words, drawn, texts
+from tests.synthetic_inputs import synthetic_inputs
 from tests.synthetic_store import TEXT, synthetic_store
 
 ROWS = {row.name: row for row in gallery.DIAGNOSTICS}
+
+
+def _figure(name: str, ds: xr.Dataset) -> Figure:
+    row = ROWS[name]
+    return row.figure(row.analysis(ds, synthetic_inputs(ds)) if row.inputs else row.analysis(ds))
 
 
 def _meshes(figure: Figure) -> list[NDArray[np.float64]]:
@@ -241,8 +248,14 @@ def test_strip_draws_what_is_not_text_and_what_is_all_zero() -> None:
 def test_no_words_leave_the_page_or_lie_on_each_other(name: str, layers: int, heads: int) -> None:
     ds = synthetic_store(layers, heads)
     ds["log_decay"][0, :, 0] = 0
-    figure = ROWS[name].figure(ROWS[name].analysis(ds))
-    check_words(figure)
+    check_words(_figure(name, ds))
+
+
+@pytest.mark.parametrize("name", ["gate-budgets", "address-geometry", "gate-saturation"])
+@pytest.mark.parametrize("mixer", ["linear", "gdn", "eda", "eda-qed"])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 12), (24, 6)])
+def test_no_words_of_other_mixers_leave_the_page(name: str, mixer: str, layers: int, heads: int) -> None:
+    check_words(_figure(name, synthetic_store(layers, heads, text=TEXT[-60:], mixer=mixer)))
 
 
 def test_figures_leave_no_trace_in_matplotlibs_state() -> None:
@@ -255,11 +268,12 @@ def test_figures_leave_no_trace_in_matplotlibs_state() -> None:
 
 def test_plot_writes_every_figure_at_column_width_and_the_same_bytes_twice(tmp_path: Path) -> None:
     ds = synthetic_store(text=TEXT[-60:])
-    paths = gallery.plot(ds, tmp_path / "a")
+    inputs = synthetic_inputs(ds)
+    paths = gallery.plot(ds, tmp_path / "a", inputs=inputs)
     assert [p.name for p in paths] == [f"{name}.{kind}" for name in ROWS for kind in ("png", "svg")]
     widths = {p.stem: matplotlib.image.imread(p).shape[1] for p in paths if p.suffix == ".png"}
     assert {name: width / 300 for name, width in widths.items()} == dict.fromkeys(ROWS, 3.4)
-    again = gallery.plot(ds, tmp_path / "b", formats=("svg",))
+    again = gallery.plot(ds, tmp_path / "b", formats=("svg",), inputs=inputs)
     for path in again:
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
 
@@ -268,9 +282,19 @@ def test_plot_says_what_it_skips_and_why(tmp_path: Path, caplog: pytest.LogCaptu
     ds = synthetic_store(mixer="linear").drop_vars(["read_norm", "correction_norm", "correction_cosine"])
     with caplog.at_level(logging.WARNING):
         paths = gallery.plot(ds, tmp_path, formats=["png"])
-    assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "tokens-written"}
-    assert set(gallery.skipped(ds)) == {"correction-share", "rho-read", "tokens-read"}
+    assert {p.stem for p in paths} == {"eigenvalues", "rho", "half-life", "gate-budgets", "tokens-written"}
+    absent = {"correction-share", "rho-read", "tokens-read"}
+    assert set(gallery.skipped(ds)) == {*absent, "address-geometry", "gate-saturation"}
     assert "skipped rho-read: the store has no read_norm" in caplog.text
+    assert "skipped gate-saturation: the store has no inputs; a trace with save_inputs keeps them" in caplog.text
+    assert set(gallery.skipped(ds, synthetic_inputs(ds))) == absent
+    assert gallery.skipped(ds, synthetic_inputs(ds).drop_vars("g"))["gate-saturation"] == "the store has no inputs/g"
+
+
+def test_plot_draws_the_inputs_of_a_store_that_has_them(tmp_path: Path) -> None:
+    qp.trace(None, qp.niah_prompts(256, 2, seed=0), tmp_path / "run.zarr", save_inputs=True)
+    paths = gallery.plot(tmp_path / "run.zarr", tmp_path / "plots", formats=["png"])
+    assert {path.stem for path in paths} == set(ROWS)
 
 
 def test_plot_refuses_what_it_cannot_use(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def fold_tokens(
     total: dict[str, Array] = {}
     for tokens, records in blocks(ds, names):
         for name, value in (step(tokens, records) | _nonfinite(tokens, records)).items():
-            total[name] = _join(name)(total[name], value) if name in total else value
+            total[name] = join(name)(total[name], value) if name in total else value
     return total
 
 
@@ -68,7 +68,8 @@ def mean(total: Array, n: Array) -> Array:
     return found
 
 
-def _join(name: str) -> np.ufunc:
+def join(name: str) -> np.ufunc:
+    """How two blocks' values of this name become one."""
     return {"min": np.minimum, "max": np.maximum}.get(name.rpartition("_")[2], np.add)
 
 
@@ -77,6 +78,10 @@ def _nonfinite(tokens: Array, records: Mapping[str, Array]) -> dict[str, Array]:
     counts, first = [], []
     for x in records.values():
         bad = ~np.isfinite(x)
+        if not bad.any():
+            counts.append(np.zeros(len(x), np.int64))
+            first.append(NOWHERE)
+            continue
         counts.append(bad.sum((1, 2)))
         layer, token, head = bad.nonzero()
         place = (tokens[token] * x.shape[0] + layer) * x.shape[2] + head

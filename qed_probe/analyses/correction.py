@@ -81,8 +81,13 @@ def fine_counts(x: Array, good: Array) -> Array:
 
 def median(counts: Array) -> Array:
     """The centre of the bin that holds the middle value (the lower of two), NaN where nothing was counted."""
+    return quantile(counts, 0.5)
+
+
+def quantile(counts: Array, level: float) -> Array:
+    """The centre of the bin below or in which this part of the values lies, NaN where nothing was counted; ``[..., bin]`` in."""
     total = counts.sum(-1)
-    middle = ((counts.cumsum(-1) * 2) >= total[..., None]).argmax(-1)
-    octave, step = np.divmod(middle - 1, PER_OCTAVE)
+    place = (counts.cumsum(-1) >= level * total[..., None]).argmax(-1)
+    octave, step = np.divmod(place - 1, PER_OCTAVE)
     value = np.ldexp(1 + (step + 0.5) / PER_OCTAVE, octave + LOWEST_OCTAVE)
-    return np.where(total > 0, np.where(middle == 0, 0, value), np.nan)
+    return np.where(total > 0, np.where(place == 0, 0, value), np.nan)

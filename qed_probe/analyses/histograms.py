@@ -5,6 +5,7 @@ import xarray as xr
 
 from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
 from qed_probe.analyses.bounds import eigenvalue_bounds
+from qed_probe.analyses.inputs import main_edit
 from qed_probe.kernels import MIXERS
 
 WIDTH = 0.02
@@ -73,7 +74,7 @@ def _other_edits(ds: xr.Dataset) -> dict[str, xr.DataArray]:
     if "edit_eigenvalue" not in ds:
         return {}
     row, e, edits = MIXERS[ds.attrs["mixer"]], ds["edit_eigenvalue"], ds.sizes["edit"]
-    main = 0 if row.address_last else edits - 1
+    main = main_edit(row, edits)
     return {"address edit" if row.address else f"edit {m + 1}": e.isel(edit=m) for m in range(edits) if m != main}
 
 

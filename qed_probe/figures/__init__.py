@@ -1,20 +1,24 @@
 """From a computed Dataset to a matplotlib Figure: a figure draws and never computes, and no pyplot knows of it."""
 
+from qed_probe.figures.budgets import draw_gate_budgets
 from qed_probe.figures.contrasts import draw_contrast
 from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
 from qed_probe.figures.difference import draw_difference
 from qed_probe.figures.dots import draw_dots
 from qed_probe.figures.energy import draw_energy
+from qed_probe.figures.geometry import draw_address_geometry
 from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
+from qed_probe.figures.saturation import draw_gate_saturation
 from qed_probe.figures.strip import draw_token_strip
 from qed_probe.figures.training import draw_lambda
 
 __all__ = [
     "draw_accuracy",
+    "draw_address_geometry",
     "draw_contrast",
     "draw_correction_share",
     "draw_depth",
@@ -22,6 +26,8 @@ __all__ = [
     "draw_dots",
     "draw_eigenvalues",
     "draw_energy",
+    "draw_gate_budgets",
+    "draw_gate_saturation",
     "draw_half_life",
     "draw_heads",
     "draw_lambda",

@@ -12,7 +12,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -111,9 +111,16 @@ def number(x: float, plain: bool) -> str:
     return f"$10^{{{int(power)}}}$" if digits == "1" else f"${digits} \\cdot 10^{{{int(power)}}}$"
 
 
-def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNorm, numbers: bool) -> QuadMesh:
-    """Layer × head cells, with their numbers if asked; what a logarithm cannot show is grey and says what it is: 0, ∞ or NaN."""
-    drawable = np.isfinite(values) & (values > 0)
+def heatmap(
+    axes: Axes,
+    values: NDArray[Any],
+    layers: NDArray[Any],
+    norm: Normalize,
+    numbers: bool,
+    write: Callable[[float], str] = lambda x: number(x, is_plain(x)),
+) -> QuadMesh:
+    """Layer × head cells, with their numbers if asked; what the scale cannot show is grey and says what it is: 0, ∞ or NaN."""
+    drawable = np.isfinite(values) & ((values > 0) | (not isinstance(norm, LogNorm)))
     rows, columns = values.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     cells = np.ma.masked_where(~drawable, values)
@@ -121,7 +128,7 @@ def heatmap(axes: Axes, values: NDArray[Any], layers: NDArray[Any], norm: LogNor
     axes.set_facecolor(EMPTY)
     for row, column in np.argwhere(~drawable | numbers):
         x = values[row, column]
-        text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞" if np.isinf(x) else number(x, is_plain(x))
+        text = "NaN" if np.isnan(x) else "0" if x == 0 else "∞" if np.isinf(x) else write(x)
         ink = "white" if drawable[row, column] and norm(x) < 0.45 else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=6 if numbers else 5, color=ink)
     axes.set_ylim(rows - 0.5, -0.5)

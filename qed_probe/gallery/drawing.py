@@ -10,7 +10,7 @@ from qed_probe.errors import StoreError
 from qed_probe.gallery.files import folder_for, save
 from qed_probe.gallery.outcomes import plot_outcomes
 from qed_probe.gallery.traces import opened, plot_traces
-from qed_probe.store import outcomes, place
+from qed_probe.store import outcomes, place, reader
 from qed_probe.store.schema import OUTCOMES
 from qed_probe.training import read_history
 from qed_probe.training.state import LOG
@@ -21,24 +21,28 @@ def plot(
     output: str | Path,
     *,
     formats: Collection[str] = ("png", "svg"),
+    inputs: xr.Dataset | None = None,
 ) -> list[Path]:
     """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
 
     ``stores`` is one store or several, traces of the same checkpoint or outcomes, or what ``open`` or ``open_outcomes`` made of
-    them, or the directory of a training run. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the
+    them, or the directory of a training run. Stores are drawn with the ``inputs`` that they have, a Dataset of a trace with those
+    given. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the
     reason. Files of the same name are replaced. Raises InputError for an unknown format or an output that is no directory,
     StoreError for stores that cannot be read, of both kinds, or that can carry nothing.
     """
     folder = folder_for(output, formats)
     if isinstance(stores, xr.Dataset):
-        draw = plot_outcomes if stores.attrs.get("schema") == OUTCOMES else plot_traces
-        return draw(stores, folder, formats)
+        if stores.attrs.get("schema") == OUTCOMES:
+            return plot_outcomes(stores, folder, formats)
+        return plot_traces(stores, folder, formats, inputs)
     paths = [Path(stores)] if isinstance(stores, str | Path) else [Path(path) for path in stores]
     if len(paths) == 1 and (paths[0] / LOG).is_file():
         return _plot_training(paths[0], folder, formats)
     kinds = [place.kind(path) == place.OUTCOMES for path in paths]
     if not any(kinds):
-        return plot_traces(opened(paths), folder, formats)
+        kept = all((place.found(path) / "inputs").is_dir() for path in paths)
+        return plot_traces(opened(paths), folder, formats, reader.open_inputs(*paths) if kept else None)
     if not all(kinds):
         raise StoreError(
             f"expected traces or outcomes alone, found {paths[kinds.index(True)]} of outcomes beside {paths[kinds.index(False)]}"

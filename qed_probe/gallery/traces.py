@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from qed_probe import analyses, figures
-from qed_probe.analyses import Analysis, correction, decay
+from qed_probe.analyses import budgets, correction, decay, geometry, saturation
 from qed_probe.analyses.difference import TOLERANCE
 from qed_probe.errors import StoreError
 from qed_probe.gallery.files import folder_for, picture_for, save
@@ -21,12 +21,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One row of the table: the name of its files, its analysis, its figure and the variables that it cannot do without."""
+    """One row of the table: the name of its files, its analysis, its figure and the variables that it cannot do without.
+
+    An analysis that cannot do without variables of the store's ``inputs`` takes these as its second argument.
+    """
 
     name: str
-    analysis: Analysis
+    analysis: Callable[..., xr.Dataset]
     figure: Callable[[xr.Dataset], Figure]
     needs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
 
 
 DIAGNOSTICS = (
@@ -35,6 +39,9 @@ DIAGNOSTICS = (
     Diagnostic("correction-share", analyses.correction_share, figures.draw_correction_share, correction.NAMES),
     Diagnostic("rho-read", analyses.rho_read, figures.draw_rho_read, ("rho", "read_norm")),
     Diagnostic("half-life", analyses.half_life, figures.draw_half_life, decay.NAMES),
+    Diagnostic("gate-budgets", analyses.gate_budgets, figures.draw_gate_budgets, budgets.NAMES),
+    Diagnostic("address-geometry", analyses.address_geometry, figures.draw_address_geometry, ("prompt_index",), geometry.INPUTS),
+    Diagnostic("gate-saturation", analyses.gate_saturation, figures.draw_gate_saturation, (), saturation.INPUTS),
     Diagnostic(
         "tokens-written",
         partial(analyses.token_strip, record="residual_norm"),
@@ -47,19 +54,23 @@ DIAGNOSTICS = (
 )
 
 
-def plot_traces(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draw every row of DIAGNOSTICS that a trace can carry.
+def plot_traces(ds: xr.Dataset, folder: Path, formats: Collection[str], inputs: xr.Dataset | None = None) -> list[Path]:
+    """Draw every row of DIAGNOSTICS that a trace, and its ``inputs`` if they were kept, can carry.
 
     What cannot be drawn is logged as a warning with the reason (``skipped`` returns the same). Raises StoreError for a trace that
     can carry nothing.
     """
-    reasons = skipped(ds)
+    reasons = skipped(ds, inputs)
     if len(reasons) == len(DIAGNOSTICS):
         raise StoreError(f"expected a store with records to draw; {'; '.join(f'{k}: {v}' for k, v in reasons.items())}")
     for name, reason in reasons.items():
         log.warning("skipped %s: %s", name, reason)
-    drawn = [row for row in DIAGNOSTICS if row.name not in reasons]
-    return [path for row in drawn for path in save(row.figure(row.analysis(ds)), folder / row.name, formats)]
+    written: list[Path] = []
+    for row in DIAGNOSTICS:
+        if row.name not in reasons:
+            found = row.analysis(ds, inputs) if row.inputs else row.analysis(ds)
+            written += save(row.figure(found), folder / row.name, formats)
+    return written
 
 
 def diff(
@@ -81,10 +92,18 @@ def diff(
     return found
 
 
-def skipped(ds: xr.Dataset) -> dict[str, str]:
-    """The diagnostics that this Dataset cannot carry, each with the reason."""
-    absent = {row.name: [name for name in row.needs if name not in ds] for row in DIAGNOSTICS}
-    return {name: f"the store has no {', '.join(names)}" for name, names in absent.items() if names}
+def skipped(ds: xr.Dataset, inputs: xr.Dataset | None = None) -> dict[str, str]:
+    """The diagnostics that this Dataset, and these inputs of its store, cannot carry, each with the reason."""
+    reasons = {row.name: _reason(row, ds, inputs) for row in DIAGNOSTICS}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _reason(row: Diagnostic, ds: xr.Dataset, inputs: xr.Dataset | None) -> str:
+    if row.inputs and inputs is None:
+        return "the store has no inputs; a trace with save_inputs keeps them"
+    names = [name for name in row.needs if name not in ds]
+    names += [f"inputs/{name}" for name in row.inputs if inputs is not None and name not in inputs]
+    return f"the store has no {', '.join(names)}" if names else ""
 
 
 def opened(stores: xr.Dataset | str | Path | Iterable[str | Path]) -> xr.Dataset:

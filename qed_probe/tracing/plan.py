@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from qed_probe.errors import CheckpointError, InputError
-from qed_probe.kernels import Choice, edits
+from qed_probe.kernels import MIXERS, Choice, edits
 from qed_probe.models import opening
 from qed_probe.models.capture import Captured, capture
+from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import find_device
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from qed_probe.models.intervention import Intervention
@@ -215,16 +216,23 @@ def _layout(
 
 def _identity(model: Model, checkpoint: str | Path | None, dtype: str, generate: int) -> dict[str, object]:
     """All that determines the numbers beside the prompts: a run resumes only a store that has the same."""
-    return opening.identity(checkpoint, model) | {
-        "dtype": dtype,
-        "gate_max": model.config.gate_max,
-        "lambda_max": model.config.lambda_max,
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
-        "threads": torch.get_num_threads(),
-        "pack_tokens": _pack(model, generate),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
-    }
+    config = model.config
+    safe = isinstance(config, ModelConfig) and MIXERS[config.mixer].decay == "safe"
+    floor: dict[str, object] = {"lower_bound": config.lower_bound} if isinstance(config, ModelConfig) and safe else {}
+    return (
+        opening.identity(checkpoint, model)
+        | floor
+        | {
+            "dtype": dtype,
+            "gate_max": config.gate_max,
+            "lambda_max": config.lambda_max,
+            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
+            "threads": torch.get_num_threads(),
+            "pack_tokens": _pack(model, generate),
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("torch", "triton", "numpy", "xarray", "zarr") if find_spec(name)},
+        }
+    )
 
 
 def _look(model: Model, layer: int) -> Captured:
