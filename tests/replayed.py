@@ -33,7 +33,7 @@ def make_layer(mixer: str, ends: tuple[int, ...] = ENDS, **how: Any) -> LayerInp
 def slow(
     layer: LayerInputs, tokens: Tokens, actual: Tensor, vector: Tensor, name: str, *, address: bool
 ) -> dict[str, dict[str, Tensor]]:
-    """The quantities ``[T, H]`` of one direction by regime: at each token from the actual memory, and from the direction's own."""
+    """The quantities ``[T, H]`` of one direction by regime: at each token from the actual memory, and from its own."""
     x = {field: getattr(tokens, field)[0].double().numpy() for field in BY_TOKEN if getattr(tokens, field) is not None}
     real, other = actual.double().numpy(), vector.double().numpy()
     T, H, K = x["q"].shape
