@@ -116,6 +116,8 @@ def _show(ds: "xr.Dataset") -> None:
 
 def _left_out(ds: "xr.Dataset") -> list[str]:
     parts = [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
-    for name, what in (("undefined", "values with nothing to perturb, ‖o⁻‖ = 0"), ("nonfinite", "values that are not finite")):
-        parts += [f"{int(ds[name].sum()):,} {what}"] * bool(ds[name].sum())
+    empty, lost = int(ds["undefined"].sel(direction="actual").max()), ds["nonfinite"].sum(("match", "regime", "layer"))
+    parts += [f"{empty:,} tokens and heads a layer with ‖o⁻‖ = 0, as a prompt's first"] * bool(empty)
+    counted = zip(lost["direction"].values, lost.values, strict=True)
+    parts += [f"{int(count):,} values of {name} that are not finite" for name, count in counted if count]
     return parts + [f"{ds.attrs['prompts_of_one_token']} prompts of one token"] * bool(ds.attrs["prompts_of_one_token"])

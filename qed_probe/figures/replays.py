@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from qed_probe.figures import axes, style
 
 REGIMES = {"one-step": "one step", "trajectory": "whole trajectory"}
-FORMULAS = {
-    "direction": "$o^- = y + λρ\\bar S^⊤d$, $δo = -λρ\\bar S^⊤d$",
-    "address": "$o^- = \\hat S^⊤q$, $δo = -γ(q^⊤ε)\\hat S^⊤ε$",
+WHAT = {
+    "direction": "the added direction d replaced, gates kept: o⁻ = y + λρS̄ᵀd, δo = −λρS̄ᵀd",
+    "address": "the erase address ε replaced, gates kept: o⁻ = Ŝᵀq, δo = −γ(qᵀε)Ŝᵀε",
 }
 
 
@@ -54,7 +54,7 @@ def _draw_bars(panel: Axes, names: list[str], means: NDArray[np.float64], by_lay
     colours = [style.GREY if name == "actual" else style.SKY for name in names]
     panel.barh(places[there], means[there], 0.7, color=[colours[i] for i in places[there]], zorder=2)
     layers = by_layer.shape[1]
-    for i, place in enumerate(places):
+    for i, place in enumerate(places.tolist()):
         heights = place + axes.set_off(layers, 0.45)
         panel.plot(by_layer[i], heights, "o", color=style.INK, markersize=1.8, markeredgewidth=0, alpha=0.7, zorder=4)
         if not there[i]:
@@ -77,17 +77,20 @@ def _share_scale(panels: list[Axes], across: int) -> None:
 
 def _note(ds: xr.Dataset) -> list[str]:
     """What was replaced, over how much, what is left out, and how not to read it."""
-    n, layers, subject = ds["n"].sel(direction="actual"), ds.sizes["layer"], ds.attrs["subject"]
-    what = "the added direction d" if ds.attrs["replaced"] == "direction" else "the erase address ε"
+    n, layers = ds["n"].sel(direction="actual").values, ds.sizes["layer"]
+    over = f"{layers} layer{'s' * (layers != 1)} of {axes.span(n, 'tokens and heads')}"
     lines = [
-        f"{subject}, {ds.attrs['tokens']:,} tokens, {layers} layer{'s' * (layers != 1)}, {axes.span(n.values, 'tokens and heads')} "
-        f"each; {what} replaced, gates kept; {FORMULAS[ds.attrs['replaced']]}; random: {ds.attrs['draws']} draws.",
+        f"{ds.attrs['subject']}, {ds.attrs['tokens']:,} tokens, {over}; {WHAT[ds.attrs['replaced']]}; "
+        f"random: {ds.attrs['draws']} draws.",
         "One step: from the actual memory. Whole trajectory: the memory itself replayed. A smaller perturbation is not better by "
-        "itself: none has the smallest, and changes the later outputs as much as its drift says.",
+        "itself: none has the smallest, and its drift says what it changes later.",
     ]
-    lost = [
-        (int(ds[name].sum()), what) for name, what in (("nonfinite", "not finite"), ("undefined", "without any output before"))
+    left = [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
+    empty, lost = int(ds["undefined"].sel(direction="actual").max()), ds["nonfinite"].sum(("match", "regime", "layer"))
+    left += [f"{empty:,} tokens and heads a layer with ‖o⁻‖ = 0, as a prompt's first"] * bool(empty)
+    left += [
+        f"{int(count):,} values of {name} that are not finite"
+        for name, count in zip(lost["direction"].values, lost.values, strict=True)
+        if count
     ]
-    left = [f"{count:,} values {what}" for count, what in lost if count]
-    left += [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
     return lines + [f"Left out: {'; '.join(left)}."] * bool(left)

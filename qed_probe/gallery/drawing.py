@@ -25,9 +25,10 @@ def plot(
     """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
 
     ``stores`` is one store or several, traces of the same checkpoint or outcomes, or one of replays, or what ``open``,
-    ``open_outcomes`` or ``open_replays`` made of them, or the directory of a training run. PNG has 300 dots an inch. What a trace cannot carry is logged as a warning with the
-    reason. Files of the same name are replaced. Raises InputError for an unknown format or an output that is no directory,
-    StoreError for stores that cannot be read, of both kinds, or that can carry nothing.
+    ``open_outcomes`` or ``open_replays`` made of them, or the directory of a training run. PNG has 300 dots an inch. What a trace
+    cannot carry is logged as a warning with the reason. Files of the same name are replaced. Raises InputError for an unknown
+    format or an output that is no directory, StoreError for stores that cannot be read, of several kinds, or that can carry
+    nothing.
     """
     folder = folder_for(output, formats)
     if isinstance(stores, xr.Dataset):
