@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from qed_probe.models.language import LanguageModel
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
+    from qed_probe.replays import replay, replay_store
     from qed_probe.store.harness import read_harness
     from qed_probe.store.outcomes import check_free, export_outcomes, open_outcomes, save_outcomes
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
+    from qed_probe.store.replays import open_replays, save_replays
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
     from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, read_history, train, train_grid
@@ -36,9 +38,10 @@ __all__ = [
     "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm",
     "capture", "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate",
     "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "locate", "models",
-    "niah_prompts", "open", "open_inputs", "open_outcomes", "open_states", "plot", "preset", "read_config", "read_harness",
-    "read_history", "read_provenance", "recurrence", "reference", "run", "save_model", "save_outcomes", "store",
-    "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
+    "niah_prompts", "open", "open_inputs", "open_outcomes", "open_replays", "open_states", "plot", "preset", "read_config",
+    "read_harness", "read_history", "read_provenance", "recurrence", "reference", "replay", "replay_store", "run",
+    "save_model", "save_outcomes", "save_replays", "store", "task_prompts", "tasks", "text_prompts", "token_prompts", "trace",
+    "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -54,8 +57,10 @@ _HOMES = {
     "models.language": ("LanguageModel",),
     "models.opening": ("describe", "find_tokenizer"),
     "models.tokenizer": ("ByteTokenizer",),
+    "replays": ("replay", "replay_store"),
     "store.harness": ("read_harness",),
     "store.outcomes": ("check_free", "export_outcomes", "open_outcomes", "save_outcomes"),
+    "store.replays": ("open_replays", "save_replays"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),

@@ -11,6 +11,7 @@ from qed_probe.cli.evaluate import evaluate, sweep
 from qed_probe.cli.grid import grid
 from qed_probe.cli.info import info
 from qed_probe.cli.plot import plot
+from qed_probe.cli.replay import replay
 from qed_probe.cli.trace import trace
 from qed_probe.cli.train import train
 
@@ -25,7 +26,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, evaluate, sweep, contrast, train, grid):
+for command in (trace, plot, diff, info, replay, evaluate, sweep, contrast, train, grid):
     app.command()(command)
 
 

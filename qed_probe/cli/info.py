@@ -20,6 +20,7 @@ Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
     from qed_probe.store import place
+    from qed_probe.store.schema import OUTCOMES
 
     where = path if path.exists() else qp.locate(path)
     if not where.exists():
@@ -28,7 +29,7 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     if not store:
         facts = _checkpoint(where, trust_remote_code)
     else:
-        facts = _outcomes(where) if place.kind(where) == place.OUTCOMES else _store(where)
+        facts = _outcomes(where) if place.kind(where) == place.KINDS[OUTCOMES] else _store(where)
     screen.facts(str(path), list(facts))
     typer.echo(f"next: qed-probe plot {path}" if store else f"what a trace costs: qed-probe trace {path} --dry-run")
 

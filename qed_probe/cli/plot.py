@@ -8,7 +8,8 @@ import typer
 import qed_probe as qp
 
 Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN.zarr...", help="Stores that trace wrote, of the same model, or of outcomes.")
+    list[str],
+    typer.Argument(metavar="RUN.zarr...", help="Traces of the same model, or stores of outcomes, or one of replays."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the figures go.")]
 

@@ -9,11 +9,9 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.errors import InputError
+from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import xarray as xr
 
 Checkpoint = Annotated[
@@ -21,13 +19,6 @@ Checkpoint = Annotated[
     typer.Argument(metavar="CHECKPOINT", help="A directory, or qed-tiny (if left out) or eda-tiny, the bundled models."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help="The store to write.")]
-Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]
-Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids, [T] or [N, T].")]
-Chat = Annotated[bool, typer.Option("--chat", help="Texts are a user's messages, in the tokenizer's chat template.")]
-Task = Annotated[str | None, typer.Option(help="niah (where no prompts are given), niah-2, niah-3 or reassignment.")]
-Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
-Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto: all GPUs and the CPU.")]
@@ -99,13 +90,13 @@ def trace(
     dry_run: DryRun = False,
 ) -> None:
     """Run a checkpoint over prompts and record how its memory is used."""
-    settings: dict[str, Any] = {"layers": _integers("--layers", layers), "state_at": _integers("--state-at", state_at) or []}
+    settings: dict[str, Any] = {"layers": integers("--layers", layers), "state_at": integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
     settings |= {"strength": strength, "direction": direction, "at": screen.heads("--at", at)}
     settings |= {"backend": backend, "generate": generate, "batch": batch, "seed": seed}
     settings |= {"trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    chosen = _prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)
+    chosen = chosen_prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)
     if dry_run:
         cost = qp.estimate(checkpoint, chosen, **settings)
         typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
@@ -115,56 +106,6 @@ def trace(
         ds = qp.trace(checkpoint, chosen, output, progress=report, **settings)
     _show(qp.analyses.summary(ds))
     typer.echo(f"The records are in {output}; next: qed-probe plot {output}")
-
-
-def _prompts(
-    checkpoint: str | None,
-    sources: dict[str, Any],
-    length: int | None,
-    samples: int | None,
-    seed: int,
-    trust: bool,
-    *,
-    chat: bool,
-) -> "Sequence[qp.Prompt]":
-    given = [option for option, value in sources.items() if value]
-    if len(given) > 1:
-        raise InputError(f"expected one source of prompts, found {' and '.join(given)}")
-    sized = [option for option, value in {"--length": length, "--samples": samples}.items() if value is not None]
-    if sized and given and given != ["--task"]:
-        raise InputError(f"{' and '.join(sized)}: expected with a task, found with {given[0]}")
-    task = sources["--task"] or "niah"
-    if task not in qp.TASKS:
-        raise InputError(f"--task: expected one of {', '.join(qp.TASKS)}, found {task!r}")
-    if chat and not (sources["--text"] or sources["--prompts"]):
-        raise InputError(f"--chat: expected text, with --text or --prompts, found {given[0] if given else 'no prompts'}")
-    if sources["--tokens"]:
-        return qp.token_prompts(sources["--tokens"], qp.describe(checkpoint, trust_remote_code=trust).vocab_size)
-    tokenizer = qp.find_tokenizer(checkpoint, trust_remote_code=trust, chat=chat)
-    if sources["--text"]:
-        return qp.text_prompts(sources["--text"], tokenizer)
-    if sources["--prompts"]:
-        return qp.file_prompts(sources["--prompts"], tokenizer, ids=not chat)
-    if not isinstance(tokenizer, qp.ByteTokenizer):
-        raise InputError(
-            f"--task {task}: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
-        )
-    length = _training_length(checkpoint) if length is None else length
-    return qp.task_prompts(task, length, 16 if samples is None else samples, seed)
-
-
-def _training_length(checkpoint: str | None) -> int:
-    length = qp.read_provenance(checkpoint).get("recipe", {}).get("length")
-    if length is None:
-        raise InputError("--length: expected a number, as the checkpoint does not say at which length it was trained; found none")
-    return int(length)
-
-
-def _integers(option: str, text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option}: expected whole numbers with commas between them, found {text!r}") from None
 
 
 def _show(summary: "xr.Dataset") -> None:

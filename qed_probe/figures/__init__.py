@@ -12,6 +12,7 @@ from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
+from qed_probe.figures.replays import draw_replay
 from qed_probe.figures.saturation import draw_gate_saturation
 from qed_probe.figures.strip import draw_token_strip
 from qed_probe.figures.training import draw_lambda
@@ -33,6 +34,7 @@ __all__ = [
     "draw_lambda",
     "draw_record_contrast",
     "draw_record_quantiles",
+    "draw_replay",
     "draw_rho",
     "draw_rho_read",
     "draw_strengths",

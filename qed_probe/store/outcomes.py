@@ -6,7 +6,6 @@ A store of outcomes is written aside and renamed whole, so there is never a part
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-import zarr
 
 from qed_probe.errors import StoreError
-from qed_probe.store import place, schema
+from qed_probe.store import place, schema, whole
 from qed_probe.store.schema import Variable
 
 VERSION = 1
@@ -126,28 +124,13 @@ def save_outcomes(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) 
     check_outcomes(ds)
     attrs = {**ds.attrs, "schema": schema.OUTCOMES, "schema_version": VERSION}
     plain = ds.reset_coords().assign_attrs(schema.plain(json.loads(json.dumps(attrs))))
-    path = Path(os.path.realpath(path))
-    try:
-        held = place.lock(path)
-        try:
-            _put(plain, path, overwrite)
-        finally:
-            place.unlock(path, held)
-    except OSError as error:
-        raise StoreError(f"{path}: writing failed: {error.strerror or error}; what was there is as it was") from error
+    whole.put(path, lambda aside: _write(plain, aside), schema=schema.OUTCOMES, overwrite=overwrite)
 
 
 def check_free(path: str | Path, export: str | Path | None = None, *, overwrite: bool = False) -> None:
     """Raise StoreError now, before hours of work, where ``save_outcomes`` or ``export_outcomes`` could not write these paths."""
+    whole.check_free(path, schema=schema.OUTCOMES, overwrite=overwrite)
     path = Path(os.path.realpath(path))
-    try:
-        held = place.lock(path)
-        try:
-            _check_there(path, overwrite)
-        finally:
-            place.unlock(path, held)
-    except OSError as error:
-        raise StoreError(f"{path}: writing failed: {error.strerror or error}") from error
     if export is not None:
         if os.path.realpath(export) == str(path):
             raise StoreError(f"{path}: expected a store and a file at different paths, found both there")
@@ -257,43 +240,13 @@ def _repeated(keys: pd.DataFrame) -> tuple[int, int] | None:
     return int(np.argmax(groups == groups[second])), second
 
 
-def _put(ds: xr.Dataset, path: Path, overwrite: bool) -> None:
-    """Write aside, then rename; the lock is held."""
-    there = _check_there(path, overwrite)
-    place.sweep(path)
-    aside = place.sibling(path, "tmp")
-    try:
-        _write(ds, aside)
-        aside.rename(place.sibling(path, "new") if there else path)
-        if there:
-            place.replace(path)
-    except BaseException:
-        place.sweep(path)
-        raise
-
-
-def _check_there(path: Path, overwrite: bool) -> bool:
-    """Whether there is a store to replace; the lock is held."""
-    place.restore(path)
-    there = os.path.lexists(path)
-    if there and not overwrite:
-        raise StoreError(f"{path}: expected nothing there, found {place.kind(path)}; overwrite replaces a store of outcomes")
-    if there:
-        _stored_attrs(path)
-    return there
-
-
 def _write(ds: xr.Dataset, root: Path) -> None:
-    """One compressed chunk a variable, which is there whatever its values are: a missing file is a loss."""
     columns = {
         name: ("sample", ds[name].values.astype(_stored_dtype(row)), _described(row))
         for name, row in VARIABLES.items()
         if name in ds
     }
-    with zarr.config.set({"array.write_empty_chunks": True}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
-        encoding = {name: {"chunks": (ds.sizes["sample"],)} for name in columns}
-        xr.Dataset(columns, attrs=ds.attrs).to_zarr(root, mode="w-", zarr_format=3, consolidated=True, encoding=encoding)
+    whole.write_group(xr.Dataset(columns, attrs=ds.attrs), root)
 
 
 def _stored_dtype(row: Variable) -> Any:  # noqa: ANN401 - a name or a type
@@ -316,29 +269,9 @@ def _typed(ds: xr.Dataset) -> xr.Dataset:
 
 
 def _open(path: Path) -> xr.Dataset:
-    path = place.found(path)
-    version = _stored_attrs(path).get("schema_version")
-    if version != VERSION:
-        raise StoreError(f"{path}: expected version {VERSION} of outcomes, found {version}; a newer qed-probe reads it")
-    try:
-        # An absolute path: xarray would take "a:b" for a URL.
-        stored: xr.Dataset = xr.open_zarr(os.path.abspath(path), chunks=None, consolidated=True)
-        lost = [str(name) for name in stored.variables if not (path / str(name) / "c" / "0").is_file()]
-        if lost:
-            raise StoreError(f"{path}: expected the values of every variable, found none of {', '.join(lost)}")
-        stored = stored.load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise StoreError(f"{path}: expected a whole store of outcomes, found one that cannot be read: {error}") from error
+    stored = whole.load(path, schema=schema.OUTCOMES, version=VERSION)
     check_outcomes(stored, path)
     return _typed(stored)
-
-
-def _stored_attrs(path: Path) -> dict[str, Any]:
-    """The attributes of the store of outcomes at ``path``; raises StoreError saying what is there instead."""
-    attrs = place.group_attrs(path)
-    if attrs.get("schema") != schema.OUTCOMES:
-        raise StoreError(f"{path}: expected a store of outcomes, found {place.kind(path)}")
-    return attrs
 
 
 def _check_together(stores: list[xr.Dataset], paths: list[Path]) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from qed_probe.errors import StoreError
 from qed_probe.store import schema
 
-OUTCOMES = "a store of outcomes"
+KINDS = {schema.OUTCOMES: "a store of outcomes", schema.REPLAYS: "a store of replays"}
+"""Stores that are no traces, in words, by their attribute ``schema``."""
 
 
 def sibling(path: Path, kind: str) -> Path:
@@ -50,8 +51,8 @@ def kind(path: Path) -> str:
     if not path.is_dir():
         return "a file" if os.path.lexists(path) else "nothing there"
     attrs = group_attrs(path)
-    if attrs.get("schema") == schema.OUTCOMES:
-        return OUTCOMES
+    if attrs.get("schema") in KINDS:
+        return KINDS[attrs["schema"]]
     if "qed_probe_schema" in attrs:
         return "a trace store"
     return "another zarr group" if (path / "zarr.json").is_file() else "a directory that is no store"

@@ -15,6 +15,8 @@ import numpy as np
 SCHEMA_VERSION = 1
 OUTCOMES = "qed-probe outcomes"
 """The attribute ``schema`` of a store of outcomes, which is no trace."""
+REPLAYS = "qed-probe replay"
+"""The same of a store of replays."""
 
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""

@@ -1,0 +1,226 @@
+"""Replay every erase direction: of a checkpoint as it runs over prompts, or of traces that kept their inputs."""
+
+import itertools
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+
+from qed_probe.errors import CheckFailed, InputError, StoreError
+from qed_probe.kernels import MIXERS, Choice
+from qed_probe.models import opening
+from qed_probe.models.capture import Captured
+from qed_probe.models.device import enough_memory
+from qed_probe.replays.directions import Replaced, counterfactuals, what_is_replaced
+from qed_probe.replays.inputs import LayerInputs, captured_inputs, stored_inputs
+from qed_probe.replays.layer import REGIMES, Match, matches, replay_layer
+from qed_probe.replays.tally import Tally
+from qed_probe.store import reader
+from qed_probe.store.replays import CELL, VARIABLES, make_replays
+from qed_probe.tasks.prompts import LazyPrompts, Prompt
+from qed_probe.tracing.passes import forward
+from qed_probe.tracing.plan import PACK, make_plan, packs
+from qed_probe.tracing.run import Progress
+
+Array = NDArray[Any]
+KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max")
+"""Attributes of a trace that its replays have too."""
+
+
+@dataclass
+class _Run:
+    """What is asked for, and what has been found."""
+
+    replaced: Replaced
+    match: Match
+    draws: int
+    seed: int
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    summaries: dict[int, dict[tuple[str, ...], dict[str, float]]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    absent: dict[str, str] = field(default_factory=dict)
+    passes: int = 0
+    off: float = 0.0
+
+    def add(self, layer: LayerInputs) -> None:
+        """Replay a layer's inputs, hold the actual pass against the model's output, and keep what was measured."""
+        chosen = counterfactuals(layer, self.replaced, draws=self.draws, seed=self.seed)
+        found = replay_layer(layer, chosen, self.match)
+        if not found.off <= layer.tolerance:
+            expected = f"the actual direction's replay within {layer.tolerance:.1e} of the model's output"
+            raise CheckFailed(f"layer {layer.index}: expected {expected}, found {found.off:.1e}")
+        self.names, self.absent = tuple(chosen.directions), chosen.absent
+        self.passes, self.off = max(self.passes, found.passes), max(self.off, found.off)
+        self.tallies[layer.index].add(found.measures)
+
+    def close(self, layer: int) -> None:
+        """Sum up a layer of which all is there."""
+        keys = itertools.product(matches(self.replaced, self.match), REGIMES, self.names)
+        self.summaries[layer] = {key: self.tallies[layer].summary(key) for key in keys}
+
+    def dataset(self, attrs: dict[str, object]) -> xr.Dataset:
+        """Everything, labelled."""
+        layers, ways = sorted(self.summaries), matches(self.replaced, self.match)
+        shape = len(ways), len(REGIMES), len(self.names), len(layers)
+        rows = [self.summaries[layer][key] for key in itertools.product(ways, REGIMES, self.names) for layer in layers]
+        columns: dict[str, Array] = {name: np.array([row[name] for row in rows]).reshape(shape) for name in rows[0]}
+        columns |= {"ratio": against_actual(columns["mean"], self.names), **over_layers(columns, self.names)}
+        coords = dict(zip(CELL, (list(ways), list(REGIMES), list(self.names), layers), strict=True))
+        absent = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
+        asked = {"replaced": self.replaced, "draws": self.draws, "seed": self.seed, "absent": absent}
+        done = {"passes": self.passes, "off": self.off, "subject": f"Mixer {attrs['mixer']}"}
+        return make_replays({name: columns[name] for name in VARIABLES}, coords, attrs | asked | done)
+
+
+def against_actual(mean: Array, names: Sequence[str]) -> Array:
+    """Means ``[..., direction, layer]`` over the actual direction's, NaN where that is 0."""
+    own = mean[..., names.index("actual"), None, :]
+    ratio: Array = np.divide(mean, own, out=np.full(mean.shape, np.nan), where=own > 0)
+    return ratio
+
+
+def over_layers(columns: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    """What the layers, of ``[..., direction, layer]`` each, come to: every layer counts the same, but in the ratio of means.
+
+    EDA's bars (Fig. 2b) are the mean of ratios, which does not follow from means over all layers.
+    """
+    n = columns["n"]
+    pooled = np.divide((columns["mean"] * n).sum(-1), n.sum(-1), out=np.full(n.shape[:-1], np.nan), where=n.sum(-1) > 0)
+    found = {f"layers_{name}": columns[name].mean(-1) for name in ("mean", "median", "sum_ratio", "drift_mean")}
+    ratio_of_means = against_actual(pooled[..., None], names)[..., 0]
+    return found | {"ratio_of_means": ratio_of_means, "mean_of_ratios": against_actual(columns["mean"], names).mean(-1)}
+
+
+def replay(
+    checkpoint: str | Path | None,
+    prompts: Sequence[Prompt],
+    *,
+    replaced: Replaced | None = None,
+    match: Match = "norm",
+    draws: int = 3,
+    seed: int = 0,
+    layers: Sequence[int] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    strength: float = 1.0,
+    backend: Choice = "auto",
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Replay a checkpoint's erase, the bundled one's if None, in every direction while it runs over prompts, once.
+
+    Dims (match, regime, direction, layer), what ``store.replays.VARIABLES`` says of each: match ``none`` for directions as they
+    are made, and ``match`` for the same with the actual one's size; regime ``one-step`` from the actual state and ``trajectory``
+    with the memory replayed. ``replaced`` ("direction" or "address") is what is replaced, where a mixer has both; ``draws`` are
+    random directions; ``seed`` draws these and what is shuffled. The other keywords are those of ``trace``. Prompts of one token
+    are left out where there are longer ones, and counted. Raises InputError for a mixer without an erase direction or address and
+    for what ``trace`` refuses, CheckpointError, and CheckFailed if the actual direction's replay disagrees with the model.
+    """
+    mixer = opening.describe(checkpoint).mixer
+    run = _start(mixer, replaced, match, draws, seed)
+    longer = [index for index, prompt in enumerate(prompts) if len(prompt.tokens) > 1] or [*range(len(prompts))]
+    chosen = LazyPrompts(len(longer), lambda index: prompts[longer[index]])
+    how: dict[str, Any] = {"layers": layers, "device": device, "dtype": dtype, "strength": strength, "backend": backend}
+    plan = make_plan(checkpoint, chosen, vectors="none", seed=seed, **how)
+    layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
+    with ExitStack() as stack:
+        run.tallies = {layer: stack.enter_context(Tally()) for layer in layout.layers}
+        for pack in plan.packs:
+
+            def sink(captured: Captured, _: int, numbers: range = range(pack.start, pack.stop)) -> None:
+                nonlocal done
+                run.add(captured_inputs(captured, numbers))
+                done += captured.output.shape[1]
+                if progress is not None:
+                    progress(done, total)
+
+            ids = np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])
+            with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"), torch.inference_mode():
+                forward(plan, pack, torch.from_numpy(ids).to(plan.model.device), sink)
+        for layer in layout.layers:
+            run.close(layer)
+    attrs = {name: x for name, x in {**layout.attrs, **layout.provenance}.items() if name in KEPT}
+    counts = {"prompts": len(longer), "prompts_of_one_token": len(prompts) - len(longer), "tokens_incomplete": 0}
+    return run.dataset(attrs | counts | {"tokens": layout.sizes["token"], "source": "model"})
+
+
+def replay_store(
+    stores: str | Path | Iterable[str | Path],
+    *,
+    replaced: Replaced | None = None,
+    match: Match = "norm",
+    draws: int = 3,
+    seed: int = 0,
+    layers: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Replay from traces that kept their inputs what ``replay`` replays from a model, layer by layer, with no model.
+
+    Prompts that are not complete are left out, as is what ``replay`` leaves out. Raises InputError and CheckFailed as ``replay``
+    does, and StoreError for traces without inputs or without a complete prompt.
+    """
+    paths = [stores] if isinstance(stores, str | Path) else [*stores]
+    trace = reader.open(*paths)
+    run = _start(str(trace.attrs["mixer"]), replaced, match, draws, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
+        inputs = reader.open_inputs(*paths)
+    bounds = trace["cu_seqlens"].values
+    chosen, short = _whole_prompts(trace)
+    wanted = _layers(trace["layer"].values.tolist(), layers)
+    lengths, done = np.diff(bounds)[chosen], 0
+    for layer in wanted:
+        with Tally() as run.tallies[layer]:
+            for pack in packs(lengths.tolist(), PACK):
+                run.add(_of_pack(inputs, trace["lambda"], layer, chosen[pack], range(pack.start, pack.stop)))
+                done += int(lengths[pack].sum())
+                if progress is not None:
+                    progress(done, len(wanted) * int(lengths.sum()))
+            run.close(layer)
+    attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
+    counts = {"prompts": len(chosen), "prompts_of_one_token": short, "tokens": int(lengths.sum())}
+    return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum()), "source": "store"})
+
+
+def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed: int) -> _Run:
+    """Refuse what cannot be replayed before anything is loaded."""
+    what = what_is_replaced(MIXERS[mixer], replaced)
+    matches(what, match)
+    for name, value, least in (("draws", draws, 1), ("seed", seed, 0)):
+        if value < least:
+            raise InputError(f"{name}: expected at least {least}, found {value}")
+    return _Run(what, match, draws, seed)
+
+
+def _whole_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], int]:
+    """The prompts that are complete, longer than a token where there is such a one, and the number of the shorter."""
+    bounds, complete = trace["cu_seqlens"].values, trace["complete"].values
+    there = np.concatenate([[0], np.cumsum(complete)])[bounds]
+    whole = np.flatnonzero(np.diff(there) == np.diff(bounds))
+    if not len(whole):
+        raise StoreError(f"expected a complete prompt to replay, found none of {len(bounds) - 1}")
+    longer = whole[np.diff(bounds)[whole] > 1]
+    return (longer, len(whole) - len(longer)) if len(longer) else (whole, 0)
+
+
+def _layers(there: list[int], asked: Sequence[int] | None) -> list[int]:
+    unknown = [layer for layer in asked or () if layer not in there]
+    if unknown or (asked is not None and not asked):
+        raise InputError(f"layers: expected some of {there}, found {unknown or 'none'}")
+    return there if asked is None else sorted(set(asked))
+
+
+def _of_pack(inputs: xr.Dataset, lam: xr.DataArray, layer: int, prompts: NDArray[np.int64], numbers: range) -> LayerInputs:
+    """One layer's inputs of some prompts."""
+    starts, stops = inputs["cu_seqlens"].values[prompts], inputs["cu_seqlens"].values[prompts + 1]
+    tokens = np.concatenate([np.arange(begin, end) for begin, end in zip(starts, stops, strict=True)])
+    part: dict[str, Any] = {"token": tokens} | ({"prompt": prompts} if "initial_state" in inputs else {})
+    ds = inputs.sel(layer=layer).isel(part).load()
+    ends = np.concatenate([[0], np.cumsum(stops - starts)]).tolist()
+    return stored_inputs(ds, torch.from_numpy(lam.sel(layer=layer).values), ends, tuple(numbers))
