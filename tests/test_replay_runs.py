@@ -1,14 +1,15 @@
 """Replays of whole runs: from a model, from its trace, on disk, as a table and as a figure."""
 
 import itertools
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from matplotlib.patches import Rectangle
 
 import qed_probe as qp
 from qed_probe import cli
@@ -53,6 +54,24 @@ def test_offline_is_what_the_model_gives(mixer: str, runs: dict[str, tuple[Path,
     assert (found.attrs["source"], expected.attrs["source"]) == ("store", "model")
     part = qp.replay_store(trace, draws=2, seed=3, layers=[1])
     xr.testing.assert_allclose(part["mean"], found["mean"].sel(layer=[1]))
+
+
+def test_passes_change_nothing(runs: dict[str, tuple[Path, Path, xr.Dataset]], monkeypatch: pytest.MonkeyPatch) -> None:
+    where, trace, expected = runs["qed"]
+    monkeypatch.setattr("qed_probe.tracing.plan.PACK", 64)
+    monkeypatch.setattr("qed_probe.replays.run.PACK", 64)
+    for found in (qp.replay(where, make_prompts(), draws=2, seed=3), qp.replay_store(trace, draws=2, seed=3)):
+        for name in ("mean", "median", "drift_median", "n"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_incomplete_prompt_is_left_out(runs: dict[str, tuple[Path, Path, xr.Dataset]], tmp_path: Path) -> None:
+    copy = tmp_path / "run.zarr"
+    shutil.copytree(runs["eda"][1], copy)
+    xr.Dataset({"done": ("block", np.array([0], np.uint8))}).to_zarr(copy, mode="r+")
+    none = pytest.raises(StoreError, match="expected a complete prompt to replay, found none of 3")
+    with pytest.warns(qp.IncompleteStoreWarning), none:
+        qp.replay_store(copy)
 
 
 def test_numbers_of_a_run_follow_from_its_tokens(runs: dict[str, tuple[Path, Path, xr.Dataset]]) -> None:
@@ -130,9 +149,11 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(runs: dict[str, tuple[Pa
     where = make_checkpoint(tmp_path / "gdn2", "gdn2")
     qp.trace(where, make_prompts(), tmp_path / "gdn2.zarr")
     qp.trace(runs["qed"][0], make_prompts(), tmp_path / "bare.zarr")
-    for fails in (lambda: qp.replay(where, make_prompts()), lambda: qp.replay_store(tmp_path / "gdn2.zarr")):
-        with pytest.raises(InputError, match="mixer gdn2: expected one that adds an erase direction"):
-            fails()
+    refused = "mixer gdn2: expected one that adds an erase direction"
+    with pytest.raises(InputError, match=refused):
+        qp.replay(where, make_prompts())
+    with pytest.raises(InputError, match=refused):
+        qp.replay_store(tmp_path / "gdn2.zarr")
     with pytest.raises(StoreError, match="expected group inputs, found none; a trace with save_inputs keeps it"):
         qp.replay_store(tmp_path / "bare.zarr")
     with pytest.raises(InputError, match=r"layers: expected some of \[0, 1\], found \[7\]"):
@@ -199,6 +220,10 @@ def test_the_command_says_it_and_plot_draws_it(
     assert call(monkeypatch, "plot", "replay.zarr", "-o", "figures") == 0
     assert {path.name for path in Path("figures").iterdir()} == {"replay.png", "replay.svg"}
     assert call(monkeypatch, "plot", "replay.zarr", "again.zarr") == 2
+    make_checkpoint(tmp_path / "kda", "kda")
+    capsys.readouterr()
+    assert call(monkeypatch, "replay", "kda") == 2
+    assert capsys.readouterr().err.startswith("qed-probe: error: mixer kda: expected one that adds an erase direction")
     assert call(monkeypatch, "replay", trace, "--text", "x") == 2
     assert "--text: expected with a checkpoint, found with the store" in capsys.readouterr().err
 
@@ -212,7 +237,7 @@ def test_the_figure_shows_the_datasets_numbers(mixer: str, runs: dict[str, tuple
     assert len(figure.axes) == 3 * ways
     for i, panel in enumerate(figure.axes):
         cell = ds.isel(match=i // 3)
-        bars: list[Any] = [bar.get_width() for bar in panel.patches]
+        bars = [bar.get_width() for bar in panel.patches if isinstance(bar, Rectangle)]
         dots = np.array([line.get_xdata() for line in panel.lines if line.get_marker() == "o"])
         if i % 3 == 2:
             np.testing.assert_allclose(bars, 100 * cell["layers_drift_mean"].sel(regime="trajectory"))

@@ -83,6 +83,7 @@ def replay(
                 raise InputError(f"{', '.join(given)}: expected with a checkpoint, found with the store {subject}")
             ds = qp.replay_store(subject, progress=report, **how)
         else:
+            _check_mixer(subject, of)
             chosen = chosen_prompts(subject, sources, length, samples, seed, False, chat=chat)
             how |= {name: value for name, (value, _) in run.items()}
             ds = qp.replay(subject, chosen, progress=report, **how)
@@ -90,6 +91,13 @@ def replay(
     qp.save_replays(ds, output, overwrite=overwrite)
     _show(ds)
     typer.echo(f"The replays are in {output}; next: qed-probe plot {output}")
+
+
+def _check_mixer(checkpoint: str | None, of: Any) -> None:  # noqa: ANN401 - what the command was given
+    """Refuse a mixer without anything to replace before its prompts are asked for."""
+    from qed_probe.replays.directions import what_is_replaced  # with torch, which --help does without
+
+    what_is_replaced(qp.MIXERS[qp.describe(checkpoint).mixer], of)
 
 
 def _show(ds: "xr.Dataset") -> None:
