@@ -42,6 +42,7 @@ DIAGNOSTICS = (
     Diagnostic("gate-budgets", analyses.gate_budgets, figures.draw_gate_budgets, budgets.NAMES),
     Diagnostic("address-geometry", analyses.address_geometry, figures.draw_address_geometry, ("prompt_index",), geometry.INPUTS),
     Diagnostic("gate-saturation", analyses.gate_saturation, figures.draw_gate_saturation, (), saturation.INPUTS),
+    Diagnostic("energy", analyses.energy_ledger, figures.draw_energy, ("prompt_index",), ("g", "k", "a", "u")),
     Diagnostic(
         "tokens-written",
         partial(analyses.token_strip, record="residual_norm"),
