@@ -292,7 +292,7 @@ def test_plot_says_what_it_skips_and_why(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_plot_draws_the_inputs_of_a_store_that_has_them(tmp_path: Path) -> None:
-    qp.trace(None, qp.niah_prompts(256, 2, seed=0), tmp_path / "run.zarr", save_inputs=True)
+    qp.trace(None, qp.niah_prompts(400, 2, seed=0), tmp_path / "run.zarr", save_inputs=True)
     paths = gallery.plot(tmp_path / "run.zarr", tmp_path / "plots", formats=["png"])
     assert {path.stem for path in paths} == set(ROWS)
 
