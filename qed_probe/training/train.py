@@ -81,7 +81,7 @@ def train(
             found |= {
                 "learned_at": next((line["step"] for line in run.lines if line["accuracy"] >= LEARNED), 0),
                 "fresh_samples": FRESH,
-                "fresh_accuracy": evaluate_task(saved, recipe.task, recipe.length, FRESH, seed, recipe.micro_batch),
+                "fresh_accuracy": evaluate_task(saved, recipe.task, recipe.length, FRESH, seed),
             }
             save(run, **found)
     if interrupted.is_set():
