@@ -13,7 +13,7 @@ Vectors = NDArray[np.float64]
 
 
 def synthetic_inputs(ds: xr.Dataset, K: int = 8, inputs: Mapping[str, ArrayLike] | None = None, seed: int = 0) -> xr.Dataset:
-    """``q``, ``k``, ``g``, gates and, where the mixer has one recorded, ``d`` for the tokens of ``ds``; ``inputs`` where given.
+    """What a trace keeps for the tokens of ``ds`` of its inputs, but o and v: at random, or ``inputs`` where given.
 
     A given input is broadcast to its variable's shape; with an address, ``k`` holds ε and then the key.
     """
@@ -33,6 +33,7 @@ def synthetic_inputs(ds: xr.Dataset, K: int = 8, inputs: Mapping[str, ArrayLike]
         gated = found["b"] * q if "b" in found else q
         key = k[..., -1, :]
         found["d"] = gated - key * (gated * key).sum(-1, keepdims=True)
+    found |= {"a": 0.5 * k + 0.1 * rng.normal(size=k.shape), "u": rng.normal(size=(*k.shape[:-1], K))}
     found |= {name: np.broadcast_to(np.asarray(x, np.float64), found[name].shape) for name, x in (inputs or {}).items()}
     rows = {name: schema.VARIABLES[f"inputs/{name}"] for name in found}
     variables = {name: (rows[name].dims, np.array(x, np.float32)) for name, x in found.items()}

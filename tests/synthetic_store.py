@@ -40,6 +40,7 @@ def synthetic_store(
     variables["correct"] = _described("correct", (np.arange(prompts) % 2 == 0).astype(np.float32))
     coords = {
         "layer": np.arange(layers, dtype=np.int32),
+        "token_id": np.array([ord(letter) for letter in text] * prompts, dtype=np.int32),
         "token_text": np.array(list(text) * prompts, dtype=object),
         "role": np.array(_roles(text) * prompts, dtype=object),
         "position": np.tile(np.arange(length, dtype=np.int32), prompts),

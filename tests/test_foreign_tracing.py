@@ -252,6 +252,7 @@ def test_text_is_read_with_the_checkpoints_tokenizer(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_device_holds_one_layer_whatever_the_depth(tmp_path: Path) -> None:
     extra = []
     for depth in (2, 8):
