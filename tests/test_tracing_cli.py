@@ -115,7 +115,7 @@ def test_from_text_to_figures(place: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert call(monkeypatch, "info one.zarr") == 0
     assert ["prompts", "2"] in [line.split() for line in capfd.readouterr().out.splitlines()]
     assert call(monkeypatch, "plot one.zarr -o plots") == 0
-    assert capfd.readouterr().out.startswith("14 files in plots")
+    assert capfd.readouterr().out.startswith("16 files in plots")
     before = contents(place)
     assert call(monkeypatch, "plot one.zarr -o one.zarr") == 2
     assert "found a zarr store" in capfd.readouterr().err
