@@ -17,7 +17,7 @@ from qed_probe.errors import InputError
 from qed_probe.evaluation.answers import read_answers, read_losses
 from qed_probe.models.checkpoint import find_weights, read_provenance
 from qed_probe.models.config import ModelConfig
-from qed_probe.models.device import enough_memory, find_device
+from qed_probe.models.device import enough_memory, find_device, find_dtype
 from qed_probe.models.foreign.description import Description
 from qed_probe.models.intervention import UNCHANGED, Intervention, check_change, intervene
 from qed_probe.models.language import LanguageModel
@@ -30,7 +30,6 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 TOGETHER = {"cuda": 1 << 18}
 TOGETHER_ELSEWHERE = 1 << 13
 """Tokens a pass, or one sample."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Configs = Mapping[str, ModelConfig | Description]
 
@@ -68,8 +67,8 @@ def evaluate(
     task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``changes`` is made in turn, in all of a
     pass. Raises InputError for what cannot be run and for checkpoints that outcomes could not tell apart, and CheckpointError.
     """
-    _check(checkpoints, changes, dtype)
-    place = find_device(device)
+    _check(checkpoints, changes)
+    place, kind = find_device(device), find_dtype(dtype)
     configs = {str(path): describe(path, trust_remote_code=trust_remote_code) for path in checkpoints}
     _check_changes(configs, changes)
     asked = task if tokens is None else "tokens"
@@ -80,7 +79,7 @@ def evaluate(
     total = sum(part.tokens.size for part in of_length) * len(checkpoints) * len(changes)
     done = 0
     for path, about in abouts.items():
-        model = open_model(path, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        model = open_model(path, device=place, dtype=kind, trust_remote_code=trust_remote_code)
         for change, part in product(changes, of_length):
             tables.append(make_outcomes(about | _columns(change) | _outcomes(model, part, change)))
             done += part.tokens.size
@@ -194,12 +193,10 @@ def _check_changes(configs: Configs, changes: Sequence[Intervention]) -> None:
             raise InputError(f"{path}: expected a model of this package, in which something can be changed, found {config.mixer}")
 
 
-def _check(checkpoints: Sequence[str | Path], changes: Sequence[Intervention], dtype: str) -> None:
+def _check(checkpoints: Sequence[str | Path], changes: Sequence[Intervention]) -> None:
     names = [str(path) for path in checkpoints]
     if not names or len(set(names)) < len(names):
         raise InputError(f"checkpoints: expected some that differ, found {', '.join(names) or 'none'}")
     columns = [tuple(_columns(change).values()) for change in changes]
     if not columns or len(set(columns)) < len(columns):
         raise InputError(f"changes: expected some that differ, found {len(columns)} of which {len(set(columns))} do")
-    if dtype not in DTYPES:
-        raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")

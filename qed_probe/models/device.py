@@ -7,6 +7,16 @@ import torch
 
 from qed_probe.errors import InputError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What a model can run in."""
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The dtype of this name; raises InputError for one that no model runs in."""
+    if name not in DTYPES:
+        raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {name!r}")
+    return DTYPES[name]
+
 
 def find_device(name: str | torch.device) -> torch.device:
     """The device of this name, its index filled in; raises InputError if it is not there."""

@@ -17,7 +17,7 @@ from qed_probe.kernels import MIXERS, Choice, edits
 from qed_probe.models import opening
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.config import ModelConfig
-from qed_probe.models.device import find_device
+from qed_probe.models.device import find_device, find_dtype
 from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from qed_probe.models.intervention import Intervention
 from qed_probe.models.model import Model
@@ -30,7 +30,6 @@ from qed_probe.tracing.inputs import inputs
 
 PACK = 8192
 """Tokens of a forward pass, each prompt rounded up to whole chunks: whole prompts, or one that is longer."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VECTORS = ("none", "float16", "float32")
 
 
@@ -110,7 +109,8 @@ def make_plan(
     Raises InputError for what cannot be run, and CheckpointError.
     """
     change = Intervention(strength, direction, tuple(at))
-    _check_settings(dtype, vectors, change, generate, seed)
+    kind = find_dtype(dtype)
+    _check_settings(vectors, change, generate, seed)
     place = None if device == "auto" else find_device(device)
     known = survey(prompts, opening.describe(checkpoint, trust_remote_code=trust_remote_code).vocab_size)
     prompts, lengths = unchanged(prompts, known.fingerprints), known.lengths + generate
@@ -118,7 +118,7 @@ def make_plan(
     model = opening.open_model(
         checkpoint,
         device=place,
-        dtype=DTYPES[dtype],
+        dtype=kind,
         change=change,
         backend=backend,
         trust_remote_code=trust_remote_code,
@@ -158,9 +158,7 @@ def _changed(change: Intervention) -> dict[str, object]:
     return {"strength": float(change.strength)} | {name: x for name, x in unusual.items() if x != usual[name]}
 
 
-def _check_settings(dtype: str, vectors: str, change: Intervention, generate: int, seed: int) -> None:
-    if dtype not in DTYPES:
-        raise InputError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
+def _check_settings(vectors: str, change: Intervention, generate: int, seed: int) -> None:
     if vectors not in VECTORS:
         raise InputError(f"vectors: expected one of {', '.join(VECTORS)}, found {vectors!r}")
     if change.direction != "own" and change.at:
