@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qed_probe.store.replays import open_replays, save_replays
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
     from qed_probe.tracing import Estimate, estimate, trace
-    from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, read_history, train, train_grid
+    from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, find_recipe, read_history, train, train_grid
 
 __version__ = "0.1.0"
 
@@ -37,11 +37,11 @@ __all__ = [
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Intervention", "Job", "LanguageModel", "Mixer",
     "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm",
     "capture", "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate",
-    "evaluate", "export_outcomes", "figures", "file_prompts", "find_tokenizer", "kernels", "load_model", "locate", "models",
-    "niah_prompts", "open", "open_inputs", "open_outcomes", "open_replays", "open_states", "plot", "preset", "read_config",
-    "read_harness", "read_history", "read_provenance", "recurrence", "reference", "replay", "replay_store", "run",
-    "save_model", "save_outcomes", "save_replays", "store", "task_prompts", "tasks", "text_prompts", "token_prompts", "trace",
-    "train", "train_grid", "training",
+    "evaluate", "export_outcomes", "figures", "file_prompts", "find_recipe", "find_tokenizer", "kernels", "load_model",
+    "locate", "models", "niah_prompts", "open", "open_inputs", "open_outcomes", "open_replays", "open_states", "plot",
+    "preset", "read_config", "read_harness", "read_history", "read_provenance", "recurrence", "reference", "replay",
+    "replay_store", "run", "save_model", "save_outcomes", "save_replays", "store", "task_prompts", "tasks", "text_prompts",
+    "token_prompts", "trace", "train", "train_grid", "training",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -64,7 +64,7 @@ _HOMES = {
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),
     "tracing": ("Estimate", "estimate", "trace"),
-    "training": ("GRID", "RECIPES", "Job", "Recipe", "arm", "read_history", "train", "train_grid"),
+    "training": ("GRID", "RECIPES", "Job", "Recipe", "arm", "find_recipe", "read_history", "train", "train_grid"),
 }
 _SOURCES = {name.split()[-1]: (home, name.split()[0]) for home, names in _HOMES.items() for name in names}
 

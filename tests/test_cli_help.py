@@ -68,7 +68,7 @@ def test_version() -> None:
         (["trace", "--text", "a", "--task", "niah"], "--text and --task"),
         (["trace", "--layers", "0,b"], "--layers"),
         (["trace", "--task", "reassign"], "reassign"),
-        (["trace", "--task", "reassignment", "--length", "377"], "at least 378 bytes"),
+        (["trace", "--task", "reassignment", "--length", "238"], "at least 239 bytes"),
         (["train", "qed", "--task", "poetry"], "poetry"),
         (["plot"], "RUN.zarr"),
         (["diff", "one.zarr"], "B.zarr"),

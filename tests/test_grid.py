@@ -17,7 +17,7 @@ import qed_probe as qp
 from qed_probe.cli import main
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.models.checkpoint import read_provenance
-from qed_probe.training import GRID, RECIPES, Job, Recipe, arm, train, train_grid
+from qed_probe.training import GRID, Job, Recipe, arm, find_recipe, train, train_grid
 from qed_probe.training.arms import parameters
 from tests.test_training import assert_same_run, state
 
@@ -33,6 +33,11 @@ def one_thread() -> Any:  # noqa: ANN401 - a generator
     torch.set_num_threads(max((os.cpu_count() or 1) // 2, 1))
     yield
     torch.set_num_threads(threads)
+
+
+def recipe(task: str) -> Recipe:
+    """``RECIPE`` for a task."""
+    return replace(RECIPE, task=task)
 
 
 def interrupted(job: Job, output: Path, step: int) -> None:
@@ -65,14 +70,20 @@ def test_runs_go_on_fail_alone_and_are_done_once(tmp_path: Path) -> None:
     assert state(tmp_path / "grid" / job.name)["done"] == 2
     seen: list[tuple[int, int]] = []
     with pytest.raises(CheckFailed, match=r"2 runs to finish, found 1 that did not: tokens/gdn2-seed0: .*found none$"):
-        train_grid(tmp_path / "grid", [FAILING, job], recipe=RECIPE, devices=["cpu", "cpu"], progress=lambda *x: seen.append(x))
+        train_grid(
+            tmp_path / "grid",
+            [FAILING, job],
+            recipe=recipe,
+            devices=["cpu", "cpu"],
+            progress=lambda *x: seen.append(x),
+        )
     assert_same_run(tmp_path / "grid" / job.name, tmp_path / "alone" / job.name)
     total = 2 * 3 * 20 * 380
     assert {whole for _, whole in seen} == {total}
     assert seen[-1][0] == total // 2
     files = [*(tmp_path / "grid" / job.name).iterdir()]
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-    found = train_grid(tmp_path / "grid", [job], recipe=RECIPE)
+    found = train_grid(tmp_path / "grid", [job], recipe=recipe)
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files} == before
     assert found == {job.name: read_provenance(tmp_path / "grid" / job.name)}
     made = found[job.name]
@@ -81,14 +92,14 @@ def test_runs_go_on_fail_alone_and_are_done_once(tmp_path: Path) -> None:
     # What is finished there is of this seed, this recipe and this arm, or it is another run.
     (tmp_path / "grid" / "niah" / "qed-seed2").symlink_to(tmp_path / "alone" / job.name, target_is_directory=True)
     with pytest.raises(CheckFailed, match=r"niah/qed-seed2: expected the run that is in .* found another: seed was 1, is 2"):
-        train_grid(tmp_path / "grid", [Job("qed", 2)], recipe=RECIPE)
+        train_grid(tmp_path / "grid", [Job("qed", 2)], recipe=recipe)
 
 
 def test_a_directory_that_holds_something_else_fails_by_name(tmp_path: Path) -> None:
     (tmp_path / "niah" / "qed-seed0").mkdir(parents=True)
     (tmp_path / "niah" / "qed-seed0" / "notes.txt").touch()
     with pytest.raises(CheckFailed, match=r"niah/qed-seed0: expected an output that does not exist yet"):
-        train_grid(tmp_path, [Job("qed", 0)], recipe=RECIPE)
+        train_grid(tmp_path, [Job("qed", 0)], recipe=recipe)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is(
     jobs: list[Job], options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words):
-        train_grid(tmp_path, jobs, recipe=RECIPE, **options)
+        train_grid(tmp_path, jobs, recipe=recipe, **options)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -117,7 +128,7 @@ import sys
 from qed_probe.training import Job, Recipe, train_grid
 if __name__ == "__main__":
     recipe = Recipe(steps=5000, batch=1, length=380, rate=1e-3, micro_batch=1, task="niah", log_every=1, save_every=5000)
-    train_grid(sys.argv[1], [Job("qed", seed) for seed in range(3)], recipe=recipe, devices=["cpu", "cpu"])
+    train_grid(sys.argv[1], [Job("qed", seed) for seed in range(3)], recipe=lambda task: recipe, devices=["cpu", "cpu"])
 """
 
 
@@ -164,14 +175,14 @@ def test_ctrl_c_while_a_process_begins_stops_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(context.Process, "start", interrupted_start)
     began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        train_grid(tmp_path, [Job("qed", 0)], recipe=replace(RECIPE, steps=5000))
+        train_grid(tmp_path, [Job("qed", 0)], recipe=lambda task: replace(RECIPE, task=task, steps=5000))
     assert multiprocessing.active_children() == []
     assert time.perf_counter() - began < 60
 
 
 def finished(output: Path, name: str, **found: Any) -> None:  # noqa: ANN401
     job = next(job for job in GRID if job.name == name)
-    made = {"recipe": asdict(replace(RECIPES["tiny"], task=job.task)), "seed": job.seed, "parameters": 1186118} | found
+    made = {"recipe": asdict(find_recipe("tiny", job.task)), "seed": job.seed, "parameters": 1186118} | found
     qp.save_model(qp.LanguageModel(arm(job.arm)), output / name, made)
 
 

@@ -7,10 +7,11 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import DescrStatsW
 
-from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page
+from qed_probe.analyses.statistics import binomial_interval, holm, mcnemar, mean_interval, page, seeds_needed
 from qed_probe.errors import InputError
 
 RNG = np.random.default_rng(20260813)
@@ -80,6 +81,29 @@ def test_seeds_that_agree_have_an_interval_of_no_width() -> None:
 def test_too_few_seeds_have_no_interval(values: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         mean_interval(values)
+
+
+@pytest.mark.parametrize(("level", "power"), [(0.95, 0.8), (0.9, 0.95)])
+def test_seeds_needed_are_statsmodels(level: float, power: float) -> None:
+    deviations = np.array([[2.0, 7.5], [23.0, 64.0]])
+    found = seeds_needed(deviations, 10, level, power)
+    for n, deviation in zip(found.flat, deviations.flat, strict=True):
+        powers = [TTestPower().power(10 / deviation, m, 1 - level) for m in (n, n - 1) if m > 1]
+        assert powers[0] >= power
+        assert all(less < power for less in powers[1:])
+
+
+def test_seeds_that_agree_tell_at_once_and_unknown_ones_never() -> None:
+    assert seeds_needed([0, 1e-300, 1e-3, np.nan], 10).tolist() == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("deviation", "difference", "power", "message"),
+    [(1.0, 0.0, 0.8, "difference: .*found 0"), (-1.0, 1.0, 0.8, "deviation: .*found -1"), (1.0, 1.0, 1.0, "power: .*found 1")],
+)
+def test_questions_without_a_number_of_seeds_are_refused(deviation: float, difference: float, power: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        seeds_needed(deviation, difference, power=power)
 
 
 def test_mcnemar_is_statsmodels_and_the_binomial_test() -> None:

@@ -13,8 +13,8 @@ from tests.test_tasks import part, spans, text
 
 TASK = TASKS["reassignment"]
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-STATEMENT = r"([a-z]+-[a-z]+) is now (\d{7})\."
-QUESTION = r"\nWhat is ([a-z-]+) now\? \1 is now (\d{7})"
+STATEMENT = r"([A-Z]) = (\d{7})\."
+QUESTION = r"\nWhat is ([A-Z]) now\? \1 = (\d{7})"
 
 
 def told(prompt: Prompt) -> tuple[str, dict[str, list[str]]]:
@@ -65,9 +65,9 @@ def test_roles_are_what_the_statements_say() -> None:
 def test_statements_have_lines_of_their_own_in_the_noise_line_repeated() -> None:
     for prompt in TASK.prompts(1500, 50, seed=4):
         lines = text(prompt).split("\n")
-        statements = [line for line in lines[:-1] if "is now" in line]
+        statements = [line for line in lines[:-1] if "=" in line]
         assert all(re.fullmatch(STATEMENT, line) for line in statements)
-        rest = [line for line in lines[1:-1] if "is now" not in line]
+        rest = [line for line in lines[1:-1] if "=" not in line]
         assert all(LINE.endswith(line) or LINE.startswith(line) for line in rest)
         assert rest.count(LINE) >= 4
 
@@ -83,6 +83,17 @@ def test_every_place_is_uniform_and_the_current_value_is_seldom_the_last() -> No
     ]
     # All three variables are alike, so the last place belongs to the asked one in a third.
     assert abs(np.mean(ahead) - 1 / 3) < 3.3 * np.sqrt(2 / 9 / 1000)
+
+
+def test_training_asks_for_every_variable_and_scores_every_answer() -> None:
+    for row in TASK.stream(400, range(50), seed=5):
+        sample = bytes(row.tolist()).decode()
+        found = list(re.finditer(QUESTION, sample))
+        assert len({match[1] for match in found}) == 3
+        assert all(
+            re.findall(rf"{name} = (\d{{7}})\.", sample)[-1] == value for name, value in (match.groups() for match in found)
+        )
+        assert sorted(400 - match.end() for match in found) == list(TASK.ends)
 
 
 def test_roles_and_updates_reach_the_store(tmp_path: Path) -> None:

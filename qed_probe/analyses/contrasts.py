@@ -8,7 +8,7 @@ import xarray as xr
 
 from qed_probe.analyses.blocks import Array
 from qed_probe.analyses.runs import check_pairs, judged, learned, of_run, one_task, trained, unchanged
-from qed_probe.analyses.statistics import mcnemar, mean_interval
+from qed_probe.analyses.statistics import mcnemar, mean_interval, seeds_needed
 from qed_probe.errors import InputError, StoreError
 
 PANELS = (
@@ -21,6 +21,8 @@ PANELS = (
 """The whole mechanism, its direction, gate and projection without the gate, and projection with the gate, which no paper has."""
 SEEDS = 4
 """From this many seeds on there is an interval over them."""
+POINTS = 10.0
+"""The difference, in percentage points, for which it is said how many seeds would find it."""
 
 
 def contrast(
@@ -31,8 +33,10 @@ def contrast(
     Dims ``panel`` (labelled "qed − gdn2"), ``seed``, ``length`` (tokens): ``difference``, NaN where one of the two was not
     trained; ``gained`` and ``lost``, samples that the first alone and the second alone got right; ``p``, exact McNemar's of
     these: it compares two checkpoints, not two mechanisms. Dims panel, length: ``mean``, ``low``, ``high``, with Student's
-    95 % interval over the seeds, from 4 on, NaN below; ``seeds``, how many. Attributes say which seeds of an arm had no partner,
-    and that ``only_learned`` leaves out pairs of which one had not learned the task in training, which is a selection.
+    95 % interval over the seeds, from 4 on, NaN below; ``seeds``, how many; ``deviation``, the standard deviation between them,
+    and ``needed``, with how many a difference of 10 points would be found four times in five (``seeds_needed``), NaN and 0 below
+    4. Attributes say which seeds of an arm had no partner, and that ``only_learned`` leaves out pairs of which one had not
+    learned the task in training, which is a selection.
 
     Raises InputError for no pairs, a pair of equal arms or an unknown task, StoreError for an arm that is missing, arms that
     share no seed that is known, and pairs that did not answer the same samples.
@@ -75,18 +79,18 @@ def contrast(
 
 
 def over_seeds(difference: xr.DataArray) -> xr.Dataset:
-    """Number of seeds, and from 4 on mean and interval, ``[panel, length]`` each, of differences ``[panel, seed, length]``."""
+    """What ``contrast`` gives over the seeds, ``[panel, length]`` each, of differences ``[panel, seed, length]``."""
     x = difference.transpose("panel", "seed", "length").values
     known = np.isfinite(x)
-    found = np.full((3, x.shape[0], x.shape[2]), np.nan)
+    found = np.full((4, x.shape[0], x.shape[2]), np.nan)
     for panel, length in np.ndindex(x.shape[0], x.shape[2]):
         values = x[panel, known[panel, :, length], length]
         if len(values) >= SEEDS:
-            found[:, panel, length] = mean_interval(values)
+            found[:, panel, length] = *mean_interval(values), values.std(ddof=1)
     dims, units = ("panel", "length"), {"units": "percentage points"}
-    names = ("mean", "low", "high")
+    names = ("mean", "low", "high", "deviation")
     return xr.Dataset({name: (dims, part, units) for name, part in zip(names, found, strict=True)}).assign(
-        seeds=(dims, known.sum(1))
+        seeds=(dims, known.sum(1)), needed=(dims, seeds_needed(found[3], POINTS))
     )
 
 

@@ -3,13 +3,16 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from qed_probe.analyses.blocks import Array, mean
 from qed_probe.errors import InputError
 
 LEVEL = 0.95
+POWER = 0.8
+FAR = 1e6
+"""As many standard deviations are as good as more."""
 DRAWS = 2000
 BATCH = 1 << 23
 """How often a bootstrap resamples, and how many weights of its draws are in memory at a time."""
@@ -64,6 +67,44 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     middle = float(x.mean())
     half = float(stats.t.ppf((1 + level) / 2, x.size - 1) * stats.sem(x))
     return Interval(middle, middle - half, middle + half)
+
+
+def seeds_needed(deviation: ArrayLike, difference: float, level: float = LEVEL, power: float = POWER) -> NDArray[np.int64]:
+    """How many seeds would tell: the fewest with which Student's test finds a mean ``difference`` that is there.
+
+    The least n ≥ 2 with P(T > t) ≥ power, where t is the quantile (1 + level)/2 of Student's distribution of n − 1 degrees of
+    freedom and T has the noncentral one, of noncentrality √n·difference/deviation. ``deviation``, of any shape, is the standard
+    deviation between seeds in the units of ``difference``; 0 where it is NaN. Raises InputError for a level or a power outside
+    (0, 1), a negative deviation and a difference that is not more than 0.
+    """
+    _check_level(level)
+    if not 0 < power < 1:
+        raise InputError(f"power: expected a share between 0 and 1, found {power}")
+    if not difference > 0:
+        raise InputError(f"difference: expected more than 0, found {difference}")
+    s = np.asarray(deviation, np.float64)
+    if (s < 0).any():
+        raise InputError(f"deviation: expected at least 0, found {s[s < 0].flat[0]}")
+    found = [_seeds_needed(float(one), difference, level, power) for one in s.flat]
+    return np.array(found, np.int64).reshape(s.shape)
+
+
+def _seeds_needed(deviation: float, difference: float, level: float, power: float) -> int:
+    """By doubling, then by halving: power rises with n."""
+    if np.isnan(deviation):
+        return 0
+
+    def enough(n: int) -> bool:
+        shift = np.sqrt(n) * difference / max(deviation, difference / FAR)
+        return bool(stats.nct.sf(stats.t.ppf((1 + level) / 2, n - 1), n - 1, shift) >= power)
+
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def bootstrap_interval(

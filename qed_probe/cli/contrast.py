@@ -106,6 +106,7 @@ def _rows(panel: "xr.Dataset") -> list[list[str]]:
         ends = zip(panel["mean"].values, panel["low"].values, panel["high"].values, strict=True)
         cells = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if mean == mean else "–" for mean, low, high in ends]
         rows.append(["mean, 95 % t interval", *cells])
+        rows.append(["seeds to find 10 points", *(f"{int(n):,}" if n else "–" for n in panel["needed"].values)])
     return rows or [["not given", *["–"] * panel.sizes["length"]]]
 
 

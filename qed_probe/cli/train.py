@@ -51,14 +51,9 @@ def train(
     import torch
 
     config = qp.arm(arm, preset, lambda_max=lambda_max)
-    asked: dict[str, Any] = {
-        "task": task,
-        "steps": steps,
-        "batch": batch,
-        "micro_batch": batch if micro_batch is None else micro_batch,
-    }
+    asked: dict[str, Any] = {"steps": steps, "batch": batch, "micro_batch": batch if micro_batch is None else micro_batch}
     asked |= {"length": length, "rate": rate, "precision": precision}
-    recipe = replace(qp.RECIPES[preset], **{name: value for name, value in asked.items() if value is not None})
+    recipe = replace(qp.find_recipe(preset, task), **{name: value for name, value in asked.items() if value is not None})
     output = output or Path("runs", f"{arm}-seed{seed}")
     settings: dict[str, Any] = {"seed": seed, "device": device, "tokens": tokens, "resume": resume}
     settings["save_dtype"] = torch.bfloat16 if save_bfloat16 else None

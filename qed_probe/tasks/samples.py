@@ -51,12 +51,18 @@ Draw = Callable[[int, np.random.Generator, float | None], Sample]
 
 @dataclass(frozen=True)
 class Task:
-    """A task over bytes with a known answer of ``answer`` bytes; ``shortest`` gives the least length that holds every sample."""
+    """A task over bytes with a known answer of ``answer`` bytes; ``shortest`` is the least length that holds every sample.
+
+    What is trained on is made by ``practice``, where that is not ``draw``. It may ask more than once: ``ends`` says how many
+    bytes before the sample's end each answer ends.
+    """
 
     name: str
     answer: int
     shortest: Callable[[], int]
     draw: Draw
+    practice: Draw | None = None
+    ends: tuple[int, ...] = (0,)
 
     def prompts(self, length: int, samples: int, seed: int, *, depth: float | None = None) -> Sequence[Prompt]:
         """Fresh samples of ``length`` bytes, each made when it is asked for, the answer included as the last of them.
@@ -78,7 +84,8 @@ class Task:
         Raises InputError for a length below the shortest possible or a negative seed.
         """
         self._check(length, seed)
-        texts = (self.draw(length, np.random.default_rng((seed, index, 1)), None).text for index in indices)
+        draw = self.practice or self.draw
+        texts = (draw(length, np.random.default_rng((seed, index, 1)), None).text for index in indices)
         return np.frombuffer(b"".join(texts), np.uint8).reshape(-1, length).astype(np.int64)
 
     def _check(self, length: int, seed: int) -> None:

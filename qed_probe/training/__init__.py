@@ -4,8 +4,20 @@ from qed_probe.training.arms import arm
 from qed_probe.training.grid import GRID, Job, train_grid
 from qed_probe.training.history import read_history
 from qed_probe.training.objective import evaluate_task
-from qed_probe.training.recipes import RECIPES, Recipe
+from qed_probe.training.recipes import RECIPES, Recipe, find_recipe
 from qed_probe.training.schedule import wsd
 from qed_probe.training.train import train
 
-__all__ = ["GRID", "RECIPES", "Job", "Recipe", "arm", "evaluate_task", "read_history", "train", "train_grid", "wsd"]
+__all__ = [
+    "GRID",
+    "RECIPES",
+    "Job",
+    "Recipe",
+    "arm",
+    "evaluate_task",
+    "find_recipe",
+    "read_history",
+    "train",
+    "train_grid",
+    "wsd",
+]

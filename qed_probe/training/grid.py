@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -20,7 +20,7 @@ from qed_probe.models.checkpoint import read_config, read_provenance
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.device import find_device
 from qed_probe.training.arms import arm
-from qed_probe.training.recipes import RECIPES, Recipe
+from qed_probe.training.recipes import Recipe, find_recipe
 from qed_probe.training.train import train
 
 
@@ -57,16 +57,20 @@ GRID = (
 """All runs of docs/findings.md."""
 
 
+def _tiny(task: str) -> Recipe:
+    return find_recipe("tiny", task)
+
+
 def train_grid(
     output: str | Path,
     jobs: Sequence[Job] = GRID,
     *,
-    recipe: Recipe = RECIPES["tiny"],
+    recipe: Callable[[str], Recipe] = _tiny,
     devices: Sequence[str] = ("cpu",),
     at_once: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Train every job into ``output``/task/arm-seed with one recipe, ``at_once`` at a time on each device.
+    """Train every job into ``output``/task/arm-seed with its task's recipe, ``at_once`` at a time on each device.
 
     Every run is a process of its own. Those that are finished there are left as they are, unfinished ones go on. ``progress`` is
     called with the tokens done and all of them. Returns what each run's provenance says, by its name. Raises InputError for no
@@ -74,10 +78,12 @@ def train_grid(
     naming the runs that failed and why.
     """
     _check(jobs, devices, at_once)
-    output, failed, a_step = Path(output), dict[str, str](), recipe.batch * recipe.length
-    plans = {job: (arm(job.arm, lambda_max=job.lambda_max), replace(recipe, task=job.task)) for job in jobs}
+    output, failed = Path(output), dict[str, str]()
+    plans = {job: (arm(job.arm, lambda_max=job.lambda_max), recipe(job.task)) for job in jobs}
+    a_step = {job: plan.batch * plan.length for job, (_, plan) in plans.items()}
+    tokens = sum(plan.steps * a_step[job] for job, (_, plan) in plans.items())
     waiting = [job for job, plan in plans.items() if not _is_finished(output / job.name, *plan, job.seed)]
-    done = {job: 0 if job in waiting else recipe.steps for job in jobs}
+    done = {job: 0 if job in waiting else plan.steps for job, (_, plan) in plans.items()}
     free = list(devices) * at_once
     threads = max((os.cpu_count() or 1) // len(free), 1)
     running: dict[Connection, _Running] = {}
@@ -101,7 +107,7 @@ def train_grid(
                     if run.process.exitcode:
                         failed.setdefault(run.job.name, f"its process ended with status {run.process.exitcode}")
                 if progress is not None:
-                    progress(sum(done.values()) * a_step, recipe.steps * len(jobs) * a_step)
+                    progress(sum(steps * a_step[job] for job, steps in done.items()), tokens)
     except BaseException:
         _stop(running.values())
         raise

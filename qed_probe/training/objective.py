@@ -42,9 +42,10 @@ def measure(model: LanguageModel, tokens: Tensor, recipe: Recipe) -> dict[str, T
     language = nll.mean()
     if recipe.task == "tokens":
         return {"loss": language}
-    size = TASKS[recipe.task].answer
-    answer = nll[:, -size:].mean()
-    right = solved(logits[:, -size:], targets[:, -size:]).float().mean()
+    task, length = TASKS[recipe.task], targets.shape[1]
+    spans = [slice(length - end - task.answer, length - end) for end in task.ends]
+    answer = torch.stack([nll[:, span].mean() for span in spans]).mean()
+    right = torch.stack([solved(logits[:, span], targets[:, span]).float().mean() for span in spans]).mean()
     return {"loss": recipe.lm_weight * language + answer, "lm_loss": language, "answer_loss": answer, "accuracy": right}
 
 

@@ -1,7 +1,8 @@
 """How a model is trained, apart from what it is."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
+from typing import Any
 
 from qed_probe.errors import InputError
 from qed_probe.tasks.table import TASKS
@@ -72,5 +73,15 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """By the names of the model presets. ``tiny`` was found on gdn2 alone, by what it learns at the training length, with seeds that
-nothing else uses, from 100 on (docs/findings.md). ``340m`` has the rate, batch, length, tokens, precision and decay of QED (arXiv
-2608.13668, Sec. 4); its warm-up, weight decay and clipping are the usual ones, as the paper gives none."""
+nothing else uses, from 100 on (docs/experiments.md). ``340m`` has the rate, batch, length, tokens, precision and decay of QED
+(arXiv 2608.13668, Sec. 4); its warm-up, weight decay and clipping are the usual ones, as the paper gives none."""
+_OWN: dict[tuple[str, str], dict[str, Any]] = {("tiny", "reassignment"): {"steps": 6000, "rate": 1e-3}}
+"""What a preset's recipe has to have otherwise for a task; found in the same way."""
+
+
+def find_recipe(preset: str, task: str | None = None) -> Recipe:
+    """The recipe of a preset, for its own task unless one is given; raises InputError for an unknown name."""
+    if preset not in RECIPES:
+        raise InputError(f"preset: expected one of {', '.join(RECIPES)}, found {preset!r}")
+    recipe = RECIPES[preset]
+    return recipe if task is None else replace(recipe, task=task, **_OWN.get((preset, task), {}))
