@@ -25,7 +25,7 @@ def draw_contrast(ds: xr.Dataset) -> Figure:
     """
     ds = axes.with_length(ds)
     count, names = ds.sizes["panel"], [runs.seed_name(seed) for seed in ds["seed"].values]
-    across = min(count, 5)
+    across = -(-count // -(-count // 5))  # as even as rows of at most five can be
     marks = runs.marks(names)
     width, height = (style.PAGE, 1.9) if count > 2 else (style.COLUMN, 1.9)
     figure, panels = axes.panels(count, across, height, width)
