@@ -123,6 +123,16 @@ def test_lengths(T: int) -> None:
     assert [seen.output.shape[1] for seen in records] == [T, T]
 
 
+def test_strong_decays_cost_a_chunked_kernel_digits() -> None:
+    model = tiny("kimi_linear")
+    for name, p in model.named_parameters():
+        if p.ndim > 1 and "A_log" not in name:
+            p.mul_(10)
+    seen = captured(model, some_tokens(1, 150))[0]  # which replays the output
+    own = seen.scale * seen.observation.y
+    assert (seen.output - own).abs().max() > 1e-5 * own.abs().max()
+
+
 def test_generation_is_captured_step_by_step() -> None:
     model = tiny("qwen3_5_text")
     with capture(model, layers=[2]) as records:
