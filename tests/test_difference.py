@@ -79,6 +79,8 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
         difference(first, second, 0)
     with pytest.raises(StoreError, match="same tokens, found token_id of"):
         difference(first, second.isel(token=slice(0, 9)))
+    second["token_id"][5] = -1  # not generated yet
+    difference(first, second)
     second["token_id"][7] = 999
     with pytest.raises(StoreError, match="token_id to differ first at 7"):
         difference(first, second)

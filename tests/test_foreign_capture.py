@@ -1,5 +1,7 @@
 """Models of transformers are captured as they run: what their own kernels returned, and our records of what they were given."""
 
+import copy
+import functools
 import sys
 from itertools import pairwise
 from typing import Any
@@ -121,6 +123,16 @@ def test_lengths(T: int) -> None:
     assert [seen.output.shape[1] for seen in records] == [T, T]
 
 
+def test_strong_decays_cost_a_chunked_kernel_digits() -> None:
+    model = tiny("kimi_linear")
+    for name, p in model.named_parameters():
+        if p.ndim > 1 and "A_log" not in name:
+            p.mul_(10)
+    seen = captured(model, some_tokens(1, 150))[0]  # which replays the output
+    own = seen.scale * seen.observation.y
+    assert (seen.output - own).abs().max() > 1e-5 * own.abs().max()
+
+
 def test_generation_is_captured_step_by_step() -> None:
     model = tiny("qwen3_5_text")
     with capture(model, layers=[2]) as records:
@@ -240,6 +252,37 @@ def test_an_inner_capture_gives_back_to_the_outer() -> None:
         model(tokens)
     assert [seen.layer for seen in inner] == [2]
     assert [seen.layer for seen in outer] == [0, 0, 2]
+
+
+def test_a_wrapper_around_a_kernel_keeps_acting(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = tiny("qwen3_5_text"), some_tokens(1, 5)
+    plain = model(tokens).logits
+    for namespace, name in {name: (namespace, name) for namespace, name in find_layers(model)[0].kernels}.values():
+        kernel = namespace[name]
+
+        @functools.wraps(kernel)
+        def twice(*args: Any, kernel: Any = kernel, **kwargs: Any) -> Any:  # noqa: ANN401 - the kernel's own
+            output, state = kernel(*args, **kwargs)
+            return 2 * output, state
+
+        monkeypatch.setitem(namespace, name, twice)
+    wrapped = model(tokens).logits
+    assert not torch.equal(wrapped, plain)
+    with capture(model):
+        assert torch.equal(model(tokens).logits, wrapped)
+
+
+def test_a_copy_made_meanwhile_is_seen_until_the_end() -> None:
+    model, tokens = tiny("qwen3_5_text"), some_tokens(1, 5)
+    with capture(model) as records:
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(tokens).logits, model(tokens).logits)
+    assert [seen.layer for seen in records] == [0, 2] * 2
+    with capture(model) as later:
+        copied(tokens)
+        model(tokens)
+    assert [seen.layer for seen in later] == [0, 2]
+    assert len(records) == 4
 
 
 def test_contexts_end_in_any_order_and_see_their_own_model() -> None:

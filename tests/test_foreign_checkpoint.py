@@ -84,6 +84,20 @@ def rename_shard(model: Path, name: str, *, keep: bool = False) -> None:
     path.write_text(json.dumps(index))
 
 
+def with_biases(model: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A model with experts, whose biases are buffers and have another name on disk, those of layer 0 changed."""
+    save(tiny("kimi_linear", mlp_layer_types=["sparse"] * 3), model)
+    tensors = load_file(model / "model.safetensors")
+    (name,) = (name for name in tensors if name.startswith("model.layers.0.") and name.endswith("e_score_correction_bias"))
+    tensors[name] = change(tensors[name])
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def weights_elsewhere(model: Path) -> None:
+    shutil.copy(shard_of(model, A_LOG), model / "other.safetensors")
+    configure(model, transformers_weights="other.safetensors")
+
+
 def no_text_output(model: Path) -> None:
     if not is_since(5, 24):
         pytest.skip("no glm5_next_text")
@@ -136,6 +150,20 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda model: rewrite(model, A_LOG, lambda x: x.update({A_LOG: x[A_LOG].int()})),
         f"I32 in {A_LOG}",
     ),
+    "a buffer that is not finite": (
+        lambda model: with_biases(model, lambda x: x * torch.nan),
+        "NaN or infinity in model.layers.0.",
+    ),
+    "a buffer that is whole": (lambda model: with_biases(model, lambda x: x.long()), "I64 in model.layers.0."),
+    "weights of another name": (weights_elsewhere, "'other.safetensors', as transformers_weights in config.json names them"),
+    "an index without an end": (
+        lambda model: (model / "model.safetensors.index.json").write_text("[" * 100_000),
+        "'weight_map'",
+    ),
+    "heads that do not share keys": (
+        lambda model: save(tiny("qwen3_next", linear_num_value_heads=3), model),
+        "expected a model that runs, found RuntimeError",
+    ),
     "a far larger configuration": (lambda model: configure(model, vocab_size=10_000_000), "numbers, found"),
     "no vocabulary": (lambda model: configure(model, vocab_size=0), "expected"),
     "no heads": (lambda model: configure(model, num_attention_heads=0), "expected"),
@@ -166,6 +194,7 @@ def test_what_cannot_be_traced_is_one_line(
 ) -> None:
     spoil, named = SPOILT[what]
     spoil(model)
+    capfd.readouterr()
     assert call(monkeypatch, "trace", model, "--prompts", "prompts.jsonl") == 2
     out, err = capfd.readouterr()
     assert out == ""

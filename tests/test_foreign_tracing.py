@@ -16,6 +16,7 @@ import qed_probe as qp
 from qed_probe import cli
 from qed_probe.kernels import reference
 from qed_probe.models.foreign import checkpoint
+from qed_probe.models.foreign.tokenizer import ForeignTokenizer
 from tests.foreign_models import MODELS, WRAPPERS, tiny
 from tests.recurrences import error
 from tests.test_tracing import of_prompt
@@ -247,8 +248,34 @@ def test_text_is_read_with_the_checkpoints_tokenizer(
     assert call(monkeypatch, "trace", where, "--text", "\ud800", "-o", tmp_path / "other.zarr") == 2
     assert "lone surrogate" in capsys.readouterr().err
     (where / "tokenizer.json").write_text("{}")
-    assert call(monkeypatch, "trace", where, "--text", "a", "-o", tmp_path / "other.zarr") == 2
+    lines = tmp_path / "lines.jsonl"
+    for line, status in (('{"text": "a"}', 2), ('{"tokens": [3]}', 0)):  # which needs none
+        lines.write_text(line)
+        assert call(monkeypatch, "trace", where, "--prompts", lines, "-o", tmp_path / "other.zarr") == status
+        assert ("expected a tokenizer that transformers can read" in capsys.readouterr().err) is (status == 2)
+    assert call(monkeypatch, "trace", where, "--text", "a", "-o", tmp_path / "third.zarr") == 2
     assert "expected a tokenizer that transformers can read" in capsys.readouterr().err
+
+
+class Narrow:
+    """A tokenizer that has fewer tokens than its model."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "abc"[ids[0]]
+
+
+def test_ids_beyond_the_tokenizer_have_no_text(tmp_path: Path) -> None:
+    assert ForeignTokenizer(Narrow(), tmp_path).pieces([1, 60, 2]) == ["b", "", "c"]
+
+
+def test_scores_that_overflow_are_no_likelihoods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny("qwen3_5_text")
+    model.lm_head.weight.mul_(1e38)
+    prompts = write_prompts(tmp_path, 1, 5)
+    assert call(monkeypatch, "trace", save(model, tmp_path / "model"), "--prompts", prompts, "-o", tmp_path / "run.zarr") == 1
+    assert "expected a likelihood of every token, found NaN first at token 2" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import Observation, reference
@@ -134,7 +135,7 @@ def test_everything_is_restored_after_an_exception() -> None:
 
     with pytest.raises(KeyboardInterrupt), capture(model, fail, states_at=(1,)):
         model(torch.randint(64, (1, 5)))
-    assert all(layer.observer is None and layer.states_at == () for layer in model.mixers.values())
+    assert not any(layer.observers for layer in model.mixers.values())
 
 
 def test_an_inner_capture_gives_back_to_the_outer() -> None:
@@ -146,6 +147,30 @@ def test_an_inner_capture_gives_back_to_the_outer() -> None:
         model(tokens)
     assert [seen.layer for seen in inner] == [1]
     assert [seen.layer for seen in outer] == [0, 2, 0, 1, 2]
+
+
+def test_contexts_end_in_any_order() -> None:
+    model, tokens = small("qed"), torch.randint(64, (1, 5))
+    first, second = capture(model), capture(model, layers=[1])
+    seen, others = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    model(tokens)
+    second.__exit__(None, None, None)
+    model(tokens)
+    assert [x.layer for x in seen] == []
+    assert [x.layer for x in others] == [1]
+
+
+def test_a_module_around_the_model_is_looked_into() -> None:
+    model, tokens = small("qed"), torch.randint(64, (1, 5))
+    with capture(nn.DataParallel(model)) as records:
+        model(tokens)
+    assert [seen.layer for seen in records] == [0, 1, 2]
+    with (
+        pytest.raises(InputError, match="expected one model, found 2 in a Sequential"),
+        capture(nn.Sequential(model, small("gdn"))),
+    ):
+        pass
 
 
 def test_unknown_layers_are_named() -> None:

@@ -156,6 +156,7 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str, content: bytes, words: s
         (np.zeros(0, np.int64), "none in"),
         (np.zeros((3, 0), np.int64), "none in"),
         (np.array([1, "a"], object), "Python objects"),
+        (np.array([1, 2], "m8[s]"), "timedelta64"),
         ([4, 5], "from 0 to 4.*found 5 in prompt 1, token 1"),
         ([[0, 0], [0, -1]], "found -1 in prompt 2, token 1"),
         (np.array([2**64 - 1], np.uint64), "prompt 1, token 0"),
@@ -166,7 +167,10 @@ def test_a_bad_array_is_refused(tmp_path: Path, array: object, words: str) -> No
         token_prompts(saved(tmp_path / "a.npy", array), 5)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{", b"\x80\x04K\x01."])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{", b"\x93NUMPY\x01\x00v\x00{" + b"(" * 117, b"\x80\x04K\x01."],
+)
 def test_a_file_that_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match=r"a\.npy"):
         open_ids(write(tmp_path / "a.npy", content))

@@ -55,13 +55,17 @@ def difference(first: xr.Dataset, second: xr.Dataset, tolerance: float = TOLERAN
 
 
 def check_same_tokens(first: xr.Dataset, second: xr.Dataset) -> None:
-    """Raise StoreError, with the first place, where two runs are not over the same prompts, token by token."""
+    """Raise StoreError, with the first place, where two runs are not over the same prompts, token by token.
+
+    A token that an unfinished run has not generated yet is −1, and may be any.
+    """
     for name in ("token_id", "cu_seqlens"):
         x, y = (np.asarray(ds[name].values) for ds in (first, second))
         if x.shape != y.shape:
             raise StoreError(f"expected runs over the same tokens, found {name} of {x.size:,} and {y.size:,} entries")
-        if (x != y).any():
-            raise StoreError(f"expected runs over the same tokens, found {name} to differ first at {int((x != y).argmax())}")
+        differ = (x != y) & (x >= 0) & (y >= 0)
+        if differ.any():
+            raise StoreError(f"expected runs over the same tokens, found {name} to differ first at {int(differ.argmax())}")
 
 
 def _common(first: xr.Dataset, second: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset, list[str]]:

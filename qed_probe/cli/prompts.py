@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import qed_probe as qp
-from qed_probe.errors import InputError
+from qed_probe.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from qed_probe.tasks.prompts import Tokenizer
 
 Text = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line, or .jsonl with 'text' or 'tokens'.")]
@@ -44,17 +49,34 @@ def chosen_prompts(
         raise InputError(f"--chat: expected text, with --text or --prompts, found {given[0] if given else 'no prompts'}")
     if sources["--tokens"]:
         return qp.token_prompts(sources["--tokens"], qp.describe(checkpoint, trust_remote_code=trust).vocab_size)
+    if sources["--prompts"]:
+        return qp.file_prompts(sources["--prompts"], _for_lines(checkpoint, trust, chat=chat), ids=not chat)
     tokenizer = qp.find_tokenizer(checkpoint, trust_remote_code=trust, chat=chat)
     if sources["--text"]:
         return qp.text_prompts(sources["--text"], tokenizer)
-    if sources["--prompts"]:
-        return qp.file_prompts(sources["--prompts"], tokenizer, ids=not chat)
     if not isinstance(tokenizer, qp.ByteTokenizer):
         raise InputError(
             f"--task {task}: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
         )
     length = _training_length(checkpoint) if length is None else length
     return qp.task_prompts(task, length, 16 if samples is None else samples, seed)
+
+
+class _Unusable:
+    """A tokenizer that cannot be used, which is said where a text asks for it: token ids need none."""
+
+    def __init__(self, error: CheckpointError) -> None:
+        self.error = error
+
+    def encode(self, text: str, /) -> "NDArray[np.int64]":
+        raise self.error
+
+
+def _for_lines(checkpoint: str | None, trust: bool, *, chat: bool) -> "Tokenizer | None":
+    try:
+        return qp.find_tokenizer(checkpoint, trust_remote_code=trust, chat=chat)
+    except CheckpointError as error:
+        return _Unusable(error)
 
 
 def _training_length(checkpoint: str | None) -> int:

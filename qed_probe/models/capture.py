@@ -1,7 +1,7 @@
 """See what every memory of a model does while the model runs as it always does."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -58,27 +58,24 @@ def capture(
     """
     seen: list[Captured] = []
     keep = sink or seen.append
-    if isinstance(model, LanguageModel):
-        watching = _native(model, keep, layers, states_at)
-    elif isinstance(model, nn.Module):
-        watching = _foreign(model, keep, layers, states_at)
-    else:
+    if not isinstance(model, nn.Module):
         raise InputError(f"capture: expected a model, which is a torch.nn.Module, found {type(model).__name__}")
-    with watching:
+    # What torch.compile and the like return is a module around the model.
+    native = [module for module in model.modules() if isinstance(module, LanguageModel)]
+    if len(native) > 1:
+        raise InputError(f"capture: expected one model, found {len(native)} in a {type(model).__name__}")
+    with _native(native[0], keep, layers, states_at) if native else _foreign(model, keep, layers, states_at):
         yield seen
 
 
 @contextmanager
 def _native(model: LanguageModel, sink: Sink, layers: Collection[int] | None, states_at: tuple[int, ...]) -> Iterator[None]:
-    watched = _chosen(model.mixers, layers)
-    before = {layer: (mixer.observer, mixer.states_at) for layer, mixer in watched.items()}
-    try:
-        for layer, mixer in watched.items():
-            mixer.observer, mixer.states_at = _observer(layer, mixer, sink), states_at
+    with ExitStack() as undo:
+        for layer, mixer in _chosen(model.mixers, layers).items():
+            watching = _observer(layer, mixer, sink), states_at
+            mixer.observers.append(watching)
+            undo.callback(mixer.observers.remove, watching)
         yield
-    finally:
-        for layer, mixer in watched.items():
-            mixer.observer, mixer.states_at = before[layer]
 
 
 def _observer(layer: int, mixer: DeltaMixer, sink: Sink) -> Observer:

@@ -36,8 +36,8 @@ class DeltaMixer(nn.Module):
 
     ``strength``, one number or one a head, scales λ, or γ where there is an address and no added direction, and ``backend`` says
     what runs the recurrence. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs
-    some that this mixer has not, are ``drawn``. None of it is saved. While ``observer`` is set, every pass is recorded and handed
-    to it, with the states after the packed tokens ``states_at``.
+    some that this mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is recorded and
+    handed to the last of them, with the states after the packed tokens that it comes with.
     """
 
     random_direction: Tensor
@@ -54,8 +54,7 @@ class DeltaMixer(nn.Module):
         self.strength: float | Tensor = 1.0
         self.acting, self.acting_at, self.drawn = self.kind, None, None
         self.backend: Choice = "auto"
-        self.observer: Observer | None = None
-        self.states_at: tuple[int, ...] = ()
+        self.observers: list[tuple[Observer, tuple[int, ...]]] = []
         hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
         self.edits = config.edits if config.mixer == "deltaproduct" else 1
         self.q_proj = nn.Linear(hidden, heads * K, bias=False)
@@ -131,8 +130,8 @@ class DeltaMixer(nn.Module):
         if memory is not None:
             memory.state = seen.final_state
         o = (self.scale * seen.y).to(seen.tokens.v.dtype)
-        if self.observer is not None:
-            self.observer(seen, o, initial_state, cu_seqlens)
+        if self.observers:
+            self.observers[-1][0](seen, o, initial_state, cu_seqlens)
         gate = (F.silu if self.config.output_gate == "silu" else torch.sigmoid)(self.g_proj(x)).view_as(o)
         y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
         return y
@@ -141,16 +140,16 @@ class DeltaMixer(nn.Module):
         self, kind: Mixer, x: Tensor, convolved: tuple[Tensor, Tensor, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> Observation:
         """The memory's pass as an arm, recorded while there is an observer."""
-        tokens, seen = self._tokens(kind, x, *convolved), self.observer is not None
+        tokens, states_at = self._tokens(kind, x, *convolved), self.observers[-1][1] if self.observers else ()
         # The recurrence chooses its own precision: autocast would round the products inside it.
         with torch.autocast(x.device.type, enabled=False):
             return run(
                 kind,
                 tokens,
-                record=seen,
+                record=bool(self.observers),
                 initial_state=state,
                 cu_seqlens=cu_seqlens,
-                states_at=self.states_at if seen else (),
+                states_at=states_at,
                 backend=self.backend,
             )
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import BinaryIO, Protocol, overload
 
 import numpy as np
@@ -162,9 +163,9 @@ def open_ids(path: str | Path) -> NDArray[np.integer]:
         ids = np.lib.format.open_memmap(str(path), mode="r")
     except OSError as error:
         raise InputError(f"expected a .npy file of token ids at {path}; {_reason(error)}") from error
-    except ValueError as error:
+    except (ValueError, SyntaxError, TokenError) as error:  # its header is read as Python
         raise InputError(f"expected a .npy file of token ids, found something else in {path}: {error}") from error
-    if not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         found = f"{ids.dtype} of shape {ids.shape}"
         raise InputError(f"expected integer token ids of shape [tokens] or [prompts, tokens], found {found} in {path}")
     return ids

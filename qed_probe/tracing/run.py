@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qed_probe.errors import InputError
+from qed_probe.errors import CheckFailed, InputError
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.device import enough_memory
 from qed_probe.models.model import Model
@@ -128,6 +128,8 @@ def _run(plan: Plan, pack: slice, store: Writer, *, replays: bool, progress: Pro
         given = torch.from_numpy(np.concatenate([prompt.tokens for prompt in prompts])).to(plan.model.device)
         ids, hidden = forward(plan, pack, given, sink)
         nll, hit = _likelihood(plan.model, hidden, ids, starts)
+    if len(unknown := np.setdiff1d(np.flatnonzero(np.isnan(nll)), starts)):
+        raise CheckFailed(f"self-check: expected a likelihood of every token, found NaN first at token {begin + unknown[0]}")
     tokens = ids.cpu().numpy()
     store.write_tokens("nll", nll, start=begin)
     if layout.generated:

@@ -1,6 +1,7 @@
 """Load a checkpoint of another library as a model that can be traced; what does not fit is said in one line."""
 
 import os
+import re
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qed_probe.errors import CheckpointError, InputError
+from qed_probe.models.capture import capture
 from qed_probe.models.device import enough_memory
 from qed_probe.models.foreign.description import Description, describe
 from qed_probe.models.foreign.families import FLA, find_layers
@@ -133,6 +135,7 @@ def load(directory: Path, *, device: torch.device | None, dtype: torch.dtype, tr
     _check_values(inner, stored, directory)
     with enough_memory(f"{directory}: a model of this size"):
         model = ForeignModel(inner if device is None else inner.to(device), config).eval()
+    _check_runs(model)
     if model.decay_dtype not in ("none", "float32"):
         found = f"{model.decay_dtype} in the model and {stored.stored('A_log')} on disk"
         warnings.warn(f"{directory}: A_log, which every decay hangs on, is {found}", RoundedDecayWarning, stacklevel=2)
@@ -174,13 +177,34 @@ def _check_tying(config: Description, stored: Weights) -> None:
 
 
 def _check_values(inner: nn.Module, stored: Weights, directory: Path) -> None:
-    """Refuse parameters that are not finite, or no floating-point numbers on disk."""
+    """Refuse weights and buffers that are not finite, or no floating-point numbers on disk and some in the model.
+
+    The beginnings of names may differ between the two: a buffer of integers is known by its last part.
+    """
+    held: dict[str, Tensor] = inner.state_dict()
+    integers = {name.rpartition(".")[2] for name, x in held.items() if not x.is_floating_point()} | {"position_ids"}
+    ignored = getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ()
     whole = [
-        f"{stored.dtypes[name]} in {name}" for name, _ in inner.named_parameters() if stored.dtypes.get(name, "F32") not in DTYPES
+        f"{dtype} in {name}"
+        for name, dtype in stored.dtypes.items()
+        if dtype not in DTYPES
+        and name.rpartition(".")[2] not in integers
+        and not any(re.search(pattern, name) for pattern in ignored)
     ]
-    bad = [f"NaN or infinity in {name}" for name, x in inner.named_parameters() if not x.is_meta and not x.isfinite().all()]
+    bad = [f"NaN or infinity in {name}" for name, x in held.items() if not x.is_meta and not x.isfinite().all()]
     if whole or bad:
         raise CheckpointError(f"{directory}: expected finite floating-point weights, found {(whole + bad)[0]}")
+
+
+def _check_runs(model: ForeignModel) -> None:
+    """Refuse sizes that fit the weights and not each other, and code that fails, before anything hangs on the model."""
+    with (
+        torch.inference_mode(),
+        capture(model, lambda _: None),  # which chooses kernels that run on this device
+        refusals(model.config.directory, "a model that runs"),
+        enough_memory(f"{model.config.directory}: a model of this size"),
+    ):
+        model.logits(model(torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from qed_probe.errors import CheckpointError, InputError
 from qed_probe.models.checkpoint import CONFIG, read_json
 from qed_probe.models.foreign.families import find_layers
 from qed_probe.models.foreign.library import read_config, refuse_elsewhere, skeleton
-from qed_probe.models.foreign.weights import Weights, read_weights
+from qed_probe.models.foreign.weights import INDEX, SINGLE, Weights, read_weights
 
 ADAPTER = "adapter_config.json"
 """What peft leaves beside a model, and transformers loads with it."""
@@ -52,6 +52,12 @@ class Description:
         if (self.directory / ADAPTER).exists():
             raise CheckpointError(
                 f"{self.directory}: expected a model alone, found an adapter beside it, {ADAPTER}: merge or move it"
+            )
+        named = getattr(self.config, "transformers_weights", None)
+        if named is not None:
+            raise CheckpointError(
+                f"{self.directory}: expected weights in {SINGLE} or in shards with {INDEX}, "
+                f"found others, {named!r}, as transformers_weights in {CONFIG} names them"
             )
         if self.elements > 1.5 * sum(found.elements.values()):
             raise CheckpointError(

@@ -51,11 +51,15 @@ class _Watch:
 
     def __init__(self, layer: Layer, observer: Observer, states_at: tuple[int, ...]) -> None:
         self.layer, self.observer, self.states_at = layer, observer, states_at
-        self.reached, self.silent = False, False
+        self.reached, self.silent, self.over = False, False, False
+
+    def __deepcopy__(self, memo: object) -> "_Watch":
+        # Hooks are copied with the model that they watch.
+        return self
 
     def begin(self, module: torch.nn.Module, args: object, kwargs: Mapping[str, Any]) -> None:
         # Inside a backward pass a layer runs again only because its activations were not kept.
-        if torch._C._current_graph_task_id() == -1:
+        if not self.over and torch._C._current_graph_task_id() == -1:
             mask = kwargs.get("attention_mask")
             padded = isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all()
             _passes().append(_Pass(self, mask if padded else None))
@@ -125,7 +129,9 @@ def _runnable(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     packed sequences for one, so these are left to the function, which refuses them.
     """
     cpu = any(isinstance(x, Tensor) and x.device.type == "cpu" for x in (*args, *kwargs.values()))
-    own = getattr(kernel, "__module__", "").startswith("transformers.") and kwargs.get("cu_seqlens") is None
+    # Where it was defined, not what it says: a wrapper by anyone else takes its name and module from what it wraps.
+    home = getattr(kernel, "__globals__", {}).get("__name__", "")
+    own = home.startswith("transformers.") and kwargs.get("cu_seqlens") is None
     return inspect.unwrap(kernel) if cpu and own else kernel
 
 
@@ -143,6 +149,8 @@ def _passes() -> list[_Pass]:
 
 
 def _leave(watches: list[_Watch]) -> None:
+    for watch in watches:
+        watch.over = True  # a copy of the model keeps the hooks
     # An interrupt that is no Exception ends a pass without its hooks.
     _passes()[:] = [each for each in _passes() if each.watch not in watches]
 

@@ -40,9 +40,15 @@ class ForeignTokenizer:
         return np.array(ids, np.int64)
 
     def pieces(self, ids: Sequence[int] | NDArray[np.int64], /) -> list[str]:
-        r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``."""
-        known = {int(i): _printable(self._inner.decode([int(i)])) for i in np.unique(ids)}
+        r"""One printable string a token: its text, what cannot be printed as an escape such as ``\n``; empty if it has none."""
+        known = {int(i): self._piece(int(i)) for i in np.unique(ids)}
         return [known[int(i)] for i in ids]
+
+    def _piece(self, index: int) -> str:
+        try:
+            return _printable(self._inner.decode([index]))
+        except Exception:  # of an id that only pads the model's vocabulary; slow tokenizers each raise their own
+            return ""
 
 
 def find_tokenizer(directory: Path, *, trust_remote_code: bool = False, chat: bool = False) -> ForeignTokenizer | None:

@@ -81,7 +81,7 @@ def _files(directory: Path) -> list[str]:
         raise CheckpointError(f"{directory}: expected weights in {SINGLE} or in shards with {INDEX}, found {found}")
     try:
         names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected JSON with an object 'weight_map', found something else") from error
     beyond = [name for name in names if Path(name).name != name]
     if beyond or not names:
