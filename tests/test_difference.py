@@ -73,10 +73,19 @@ def test_only_what_both_have_is_compared() -> None:
         difference(first, second.assign_coords(complete=("token", ~complete & complete)))
 
 
+def test_no_tolerance_asks_for_the_same_bits_and_cosines_stay_out_of_the_positions() -> None:
+    first, second = (ds.drop_vars("correction_cosine", errors="ignore").rename(eigenvalue="correction_cosine") for ds in stores())
+    assert int(difference(first, first, 0)["beyond"].sum()) == 0
+    second["correction_cosine"][0, 3, 0] += 1e-3
+    found = difference(first, second, 0)
+    assert found["beyond"].sel(record="correction_cosine").values.tolist()[0] >= 1
+    assert not found["by_position"].values[0].any()
+
+
 def test_runs_that_cannot_be_compared_are_refused() -> None:
     first, second = stores()
-    with pytest.raises(InputError, match="tolerance: expected a positive number, found 0"):
-        difference(first, second, 0)
+    with pytest.raises(InputError, match="tolerance: expected a number from 0, found -1"):
+        difference(first, second, -1)
     with pytest.raises(StoreError, match="same tokens, found token_id of"):
         difference(first, second.isel(token=slice(0, 9)))
     second["token_id"][5] = -1  # not generated yet

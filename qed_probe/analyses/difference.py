@@ -10,6 +10,8 @@ from qed_probe.errors import InputError, StoreError
 
 TOLERANCE = 1e-3
 BINS = 64
+UNSTEADY = "correction_cosine"
+"""Between vectors that may nearly vanish: it can differ by as much as 2 where nothing is wrong."""
 FIELDS: dict[str, Field] = {
     "scale": (("record", "layer"), "1", "largest size in the first run"),
     "largest": (("record", "layer"), "1", "largest difference, as a fraction of the scale"),
@@ -17,7 +19,7 @@ FIELDS: dict[str, Field] = {
     "first_at": (("record", "layer", "place"), "index", "the first token beyond the tolerance, −1 if there is none"),
     "beyond": (("record", "layer"), "count", "values beyond the tolerance"),
     "compared": ((), "count", "tokens and heads of a layer that were compared"),
-    "by_position": (("layer", "bin"), "1", "largest difference of any record, by position in the prompt"),
+    "by_position": (("layer", "bin"), "1", "largest difference of any record but correction_cosine, by position in the prompt"),
     "bin_start": (("bin",), "token", "first position of the bin"),
 }
 
@@ -28,10 +30,10 @@ def difference(first: xr.Dataset, second: xr.Dataset, tolerance: float = TOLERAN
     The difference of a value is |x₁ − x₂| / s, with s the largest |x₁| of its record and layer (1 where that is 0); of a vector
     it is its largest component's. What is not finite differs infinitely from all but its like. Records, layers and complete
     tokens that both runs have are compared. Raises StoreError if the tokens are not the same or nothing can be compared,
-    InputError for a tolerance that is no positive number.
+    InputError for a tolerance that is no number from 0.
     """
-    if not (np.isfinite(tolerance) and tolerance > 0):
-        raise InputError(f"tolerance: expected a positive number, found {tolerance}")
+    if not (np.isfinite(tolerance) and tolerance >= 0):
+        raise InputError(f"tolerance: expected a number from 0, found {tolerance}")
     first, second, names = _common(first, second)
     together = complete_tokens(first) & complete_tokens(second)
     if not together.any():
@@ -44,7 +46,8 @@ def difference(first: xr.Dataset, second: xr.Dataset, tolerance: float = TOLERAN
     by_position = np.zeros((L, bins))
     for name in names:
         scale = _scale(first, name, together)
-        found = _part(first, second, name, together, scale, tolerance, position // width, by_position)
+        steady = by_position if name != UNSTEADY else np.zeros_like(by_position)
+        found = _part(first, second, name, together, scale, tolerance, position // width, steady)
         for key, x in ({"scale": scale} | found).items():
             values[key].append(x)
     whole: dict[str, Array] = {key: np.stack(x) for key, x in values.items()}

@@ -27,11 +27,14 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
         raise InputError(f"expected a store or a checkpoint, found nothing at {path}")
     store = (where / "zarr.json").exists()
     if not store:
-        facts = _checkpoint(where, trust_remote_code)
+        facts = list(_checkpoint(where, trust_remote_code))
     else:
-        facts = _outcomes(where) if place.kind(where) == place.KINDS[OUTCOMES] else _store(where)
-    screen.facts(str(path), list(facts))
-    typer.echo(f"next: qed-probe plot {path}" if store else f"what a trace costs: qed-probe trace {path} --dry-run")
+        facts = list(_outcomes(where) if place.kind(where) == place.KINDS[OUTCOMES] else _store(where))
+    screen.facts(str(path), facts)
+    if store:
+        typer.echo(f"next: qed-probe plot {path}")
+    elif not any(name == "traceable" and str(value).startswith("no") for name, value in facts):
+        typer.echo(f"what a trace costs: qed-probe trace {path} --dry-run")
 
 
 def _outcomes(path: Path) -> Iterator[tuple[str, object]]:

@@ -99,7 +99,8 @@ def trace(
     chosen = chosen_prompts(checkpoint, sources, length, samples, seed, trust_remote_code, chat=chat)
     if dry_run:
         cost = qp.estimate(checkpoint, chosen, **settings)
-        typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}")
+        blocks = f"in blocks of {cost.block:,}, each there to resume from once it is whole"
+        typer.echo(f"{cost.tokens:,} tokens, {screen.size(cost.bytes)}, about {screen.duration(cost.seconds)}; {blocks}")
         return
     settings |= {"resume": resume, "overwrite": overwrite, "command": shlex.join(["qed-probe", *sys.argv[1:]])}
     with screen.progress("trace") as report:

@@ -36,13 +36,14 @@ def draw_difference(ds: xr.Dataset) -> Figure:
     style.label_rows(right.yaxis, layers)
     right.set_xlabel("position in the prompt (token)")
     right.set_ylabel("layer")
-    right.set_title("any record, by position", pad=3)
+    right.set_title("all but correction_cosine, by position", pad=3)
     if (np.isfinite(by_record) & (by_record > 0)).any():
         style.colour_bar(figure, mesh, [left, right], "largest difference / largest value", aspect=20)
     beyond, n = int(ds["beyond"].sum()), int(ds["compared"]) * by_record.size
     lines = [
         f"|x₁ − x₂| / max |x₁| of the record and layer; grey: no difference, ∞: only one is finite; dots: beyond {tolerance:g}.",
         f"{beyond:,} of {n:,} values are beyond {tolerance:g}.",
+        "A cosine of vectors that nearly vanish may differ by 2 without a fault.",
     ]
     style.write_below(figure, [*lines, style.note(ds)])
     return figure

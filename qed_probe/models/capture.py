@@ -53,8 +53,9 @@ def capture(
 
     The model is one of this package or one with the layers of ``models.foreign.families``. ``sink`` is called as
     each layer's pass ends; without one, the list that this yields fills. ``states_at`` are packed token indices whose states are
-    kept. Raises InputError if the model has no such layer, if a layer calls its kernel with a flag that is not understood, or, on
-    exit, if a layer's kernel was not seen.
+    kept. Padded rows come packed, without their pads, their bounds in ``cu_seqlens``. Of contexts one inside the other, the inner
+    one sees the layers that both watch. Raises InputError if the model has no such layer, if a layer calls its kernel with a flag
+    that is not understood, or, on exit, if a layer's kernel was not seen.
     """
     seen: list[Captured] = []
     keep = sink or seen.append

@@ -143,7 +143,7 @@ def read_json(directory: Path) -> dict[str, Any]:
     """``config.json``, of whatever format; raises CheckpointError if there is no such file or it holds no object."""
     path = directory / CONFIG
     if not directory.is_dir():
-        found = "a file" if directory.exists() else "nothing"
+        found = "a file" if directory.exists() else "nothing; nothing is downloaded"
         raise CheckpointError(f"{directory}: expected a directory with {CONFIG} and {WEIGHTS}, found {found}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

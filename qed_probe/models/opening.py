@@ -74,9 +74,9 @@ def open_model(
         for mixer in model.mixers.values():
             mixer.backend = backend
         return model
-    if change.changes:
-        found = f"{change.strength} and {change.direction!r}"
-        raise InputError(f"strength: expected 1 and direction 'own', as {directory} adds no direction, found {found}")
+    if change != UNCHANGED:
+        found = f"{change.strength:g}, {change.direction!r} and {change.place}"
+        raise InputError(f"strength: expected 1, direction 'own' and at all, as {directory} adds no direction, found {found}")
     if backend != "auto":
         raise InputError(f"backend: expected auto, as {directory} runs its own kernels, found {backend!r}")
     return foreign.load(directory, device=device, dtype=dtype, trust_remote_code=trust_remote_code)

@@ -114,7 +114,8 @@ def _check_together(one: xr.Dataset, other: xr.Dataset, paths: str) -> None:
     for name in schema.SHARED_ATTRS:
         a, b = one.attrs.get(name), other.attrs.get(name)
         if a != b:
-            differ = _apart(str(a), str(b)) if name == "variables" else f"{name} is {a} and {b}"
+            shown = [f"{x!s:.12}…" if name == "checkpoint_digest" else str(x) for x in (a, b)]
+            differ = _apart(str(a), str(b)) if name == "variables" else f"{name} is {' and '.join(shown)}"
             raise StoreError(f"{paths} do not belong together: {differ}")
 
 

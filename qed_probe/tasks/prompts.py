@@ -164,7 +164,8 @@ def open_ids(path: str | Path) -> NDArray[np.integer]:
     except OSError as error:
         raise InputError(f"expected a .npy file of token ids at {path}; {_reason(error)}") from error
     except (ValueError, SyntaxError, TokenError) as error:  # its header is read as Python
-        raise InputError(f"expected a .npy file of token ids, found something else in {path}: {error}") from error
+        hint = "; JSON Lines go to --prompts" if Path(path).suffix == ".jsonl" else ""
+        raise InputError(f"expected a .npy file of token ids, found something else in {path}: {error}{hint}") from error
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         found = f"{ids.dtype} of shape {ids.shape}"
         raise InputError(f"expected integer token ids of shape [tokens] or [prompts, tokens], found {found} in {path}")

@@ -35,11 +35,12 @@ LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a trace would cost: tokens, bytes on disk, and seconds at the speed of one timed pass on this device."""
+    """What a trace would cost: tokens, bytes on disk, seconds at the speed of a timed pass, and tokens in a block."""
 
     tokens: int
     bytes: int
     seconds: float
+    block: int
 
 
 def trace(
@@ -90,7 +91,7 @@ def estimate(checkpoint: str | Path | None, prompts: Sequence[Prompt], **setting
     seconds = _time(plan, ids) / ids.shape[1] * int(given[-1])
     if layout.generated:
         seconds += _time(plan, ids[:, :1], cache=plan.model.new_cache(1)) * (total - int(given[-1]))
-    return Estimate(total, sum(sizes), seconds)
+    return Estimate(total, sum(sizes), seconds, plan.layout.block)
 
 
 def _time(plan: Plan, ids: Tensor, **how: Any) -> float:  # noqa: ANN401 - what the model takes

@@ -75,7 +75,8 @@ class ForeignModel(nn.Module):
         with quiet():
             found = self.inner.base_model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **(cache or {}), **how)
         if cache is not None:
-            cache.update((name, found[name]) for name in ("cache", "past_key_values") if name in found)
+            name = "cache" if "cache" in found else "past_key_values"
+            cache[name] = found[name]
         hidden: Tensor = found.last_hidden_state
         return hidden
 

@@ -47,7 +47,7 @@ class ForeignTokenizer:
     def _piece(self, index: int) -> str:
         try:
             return _printable(self._inner.decode([index]))
-        except Exception:  # of an id that only pads the model's vocabulary; slow tokenizers each raise their own
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):  # of an id that only pads the model's vocabulary
             return ""
 
 
