@@ -22,7 +22,7 @@ def correction_share(ds: xr.Dataset) -> xr.Dataset:
     """Mean and median over tokens of share = ‖λρS̄ᵀd‖/‖y‖ and across = share·√(1 − cos²), for each layer and head.
 
     Where every λ is 0 both are taken per unit λ, with |ρ|·‖S̄ᵀd‖ for the correction (attribute ``per_unit_lambda``). Tokens whose
-    output is 0 have no share and are counted apart. Means are exact; medians come from counts over 128 bins an octave and are
+    output is 0 have no share and are counted apart. Means are of float32 shares; medians come from counts over 128 bins an octave and are
     right to 0.4 %, from 1e-9 to 65536. Raises StoreError if a record is not there.
 
     cos is recorded between the correction c = −λρS̄ᵀd and the output y₀ = y − c without it, and share is taken of ‖y‖. Together
@@ -46,7 +46,7 @@ def no_strength(ds: xr.Dataset) -> bool:
     return "lambda" not in ds or not np.any(ds["lambda"].values)
 
 
-@np.errstate(divide="ignore", invalid="ignore")
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def shares(records: dict[str, Array], per_unit: bool) -> Array:
     """Share and across of every token ``[2, token, head]``, not finite where the output is 0; see ``correction_share``."""
     size = np.abs(records["rho"]) * records["read_norm"] if per_unit else records["correction_norm"]

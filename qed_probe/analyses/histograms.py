@@ -205,6 +205,7 @@ def histogram(x: Array, edges: Array) -> Array:
     return np.bincount(np.clip(_places(x, edges), 0, last).astype(np.intp), minlength=last + 1)
 
 
+@np.errstate(over="ignore")
 def _places(x: Array, edges: Array) -> Array:
     """Where values lie among even bins, as numbers whose whole part is 1 in the first of them."""
     scale = (len(edges) - 1) / (edges[-1] - edges[0])
