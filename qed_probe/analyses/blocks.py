@@ -1,17 +1,25 @@
 """How every analysis walks a store: block by block of tokens, so that memory does not grow with the number of tokens."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
+from dask.base import optimize
+from dask.local import get_sync
+from dask.optimization import cull
 from numpy.typing import NDArray
 
 from qed_probe.errors import StoreError
 
 Array = NDArray[Any]
 Analysis = Callable[[xr.Dataset], xr.Dataset]
+Step = Callable[[Array, dict[str, Array]], dict[str, Array]]
 Field = tuple[tuple[str, ...], str, str]  # dims, units, long name
+Place = TypeVar("Place")
+Read = TypeVar("Read")
 
 BLOCK = 4096
 NOWHERE = np.iinfo(np.int64).max
@@ -36,30 +44,65 @@ def blocks(ds: xr.Dataset, names: Sequence[str]) -> Iterator[tuple[Array, dict[s
     complete = complete_tokens(ds)
     if not complete.any():
         raise StoreError(f"expected at least one complete token, found {complete.size} tokens and none complete")
-    for start in range(0, complete.size, BLOCK):
-        keep = complete[start : start + BLOCK]
-        if keep.any():
-            part = ds[list(names)].isel(token=slice(start, start + BLOCK)).transpose("layer", "token", "head").compute()
-            yield start + np.flatnonzero(keep), {name: part[name].values[:, keep] for name in names}
+    readers = {name: _reader(ds[name].transpose("layer", "token", "head")) for name in names}
+    there = np.logical_or.reduceat(complete, np.arange(0, complete.size, BLOCK)).nonzero()[0]
+    for block, records in ahead(lambda block: {name: read(block) for name, read in readers.items()}, there.tolist()):
+        keep = complete[block * BLOCK : (block + 1) * BLOCK]
+        kept = records if keep.all() else {name: x[:, keep] for name, x in records.items()}
+        yield block * BLOCK + np.flatnonzero(keep), kept
 
 
-def fold(ds: xr.Dataset, names: Sequence[str], step: Callable[[dict[str, Array]], dict[str, Array]]) -> dict[str, Array]:
-    """Apply ``step`` to each block of records and join what it returns: names in _min or _max by that, all others by sum.
+def _reader(x: xr.DataArray) -> Callable[[int], Array]:
+    """Reads a block of a record by its number."""
+    if x.chunks is None:
+        return lambda block: x.isel(token=slice(block * BLOCK, (block + 1) * BLOCK)).values
+    # To lay out dask's graph anew for each block takes longer than to read it.
+    (data,) = optimize(x.chunk({"layer": -1, "token": BLOCK, "head": -1}).data)
+    graph = dict(data.dask)
 
-    The count and the place of the non-finite values of each record come along as ``nonfinite`` and ``first_min``.
+    def read(block: int) -> Array:
+        key = (data.name, 0, block, 0)
+        found: Array = get_sync(cull(graph, [key])[0], key)
+        return found
+
+    return read
+
+
+def ahead(read: Callable[[Place], Read], places: Iterable[Place]) -> Iterator[tuple[Place, Read]]:
+    """Each place and what is read there, the next in a thread while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = ((place, pool.submit(read, place)) for place in places)
+        for now, _ in pairwise(chain(coming, [None])):
+            if now is not None:
+                yield now[0], now[1].result()
+
+
+def fold(ds: xr.Dataset, names: Sequence[str], start: Callable[[int], Step]) -> dict[str, Array]:
+    """Apply to each block of records ``[token, head]`` the step that ``start`` gives for its layer, and join what it returns.
+
+    A layer at a time stays in the processor's cache. A step is told the packed indices of the block's tokens. Names in _min or
+    _max are joined by that, all others by sum, and a new first axis is the layer. The count and the place of the non-finite
+    values of each record come along as ``nonfinite`` ``[record, layer]`` and ``first_min`` ``[record]``.
     """
-    return fold_tokens(ds, names, lambda _, records: step(records))
-
-
-def fold_tokens(
-    ds: xr.Dataset, names: Sequence[str], step: Callable[[Array, dict[str, Array]], dict[str, Array]]
-) -> dict[str, Array]:
-    """``fold`` with a ``step`` that is also told the packed indices of the block's tokens."""
-    total: dict[str, Array] = {}
+    layers = ds.sizes["layer"]
+    steps = [start(layer) for layer in range(layers)]
+    rows: list[dict[str, Array]] = [{} for _ in steps]
     for tokens, records in blocks(ds, names):
-        for name, value in (step(tokens, records) | _nonfinite(tokens, records)).items():
-            total[name] = join(name)(total[name], value) if name in total else value
-    return total
+        for layer, (step, row) in enumerate(zip(steps, rows, strict=True)):
+            x = {name: record[layer] for name, record in records.items()}
+            add(row, step(tokens, x) | _nonfinite(tokens, x, layer, layers))
+    folded = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return folded | {"nonfinite": folded["nonfinite"].T, "first_min": folded["first_min"].min(0)}
+
+
+def add(total: dict[str, Array], found: Mapping[str, Array]) -> None:
+    """Join what was found to the total: names in _min or _max by that, all others by sum."""
+    for name, value in found.items():
+        join = {"min": np.minimum, "max": np.maximum}.get(name.rpartition("_")[2], np.add)
+        if name in total:
+            join(total[name], value, out=total[name])
+        else:
+            total[name] = np.array(value)
 
 
 def mean(total: Array, n: Array) -> Array:
@@ -68,25 +111,33 @@ def mean(total: Array, n: Array) -> Array:
     return found
 
 
-def join(name: str) -> np.ufunc:
-    """How two blocks' values of this name become one."""
-    return {"min": np.minimum, "max": np.maximum}.get(name.rpartition("_")[2], np.add)
+def all_finite(x: Array) -> bool:
+    """Whether no value is NaN or infinite, told from the sum of squares, which is quickest; False too where that overflows."""
+    return bool(np.isfinite(np.vdot(x, x)))
 
 
-def _nonfinite(tokens: Array, records: Mapping[str, Array]) -> dict[str, Array]:
-    """How many values of each record and layer are not finite, and the smallest (token, layer, head) among them as one number."""
+def finite(*x: Array) -> list[Array]:
+    """The values at those places where all of these are finite, flat."""
+    if all(map(all_finite, x)):
+        return [each.ravel() for each in x]
+    good = np.logical_and.reduce([np.isfinite(each) for each in x])
+    return [each[good] for each in x]
+
+
+def over_tokens(x: Array) -> Array:
+    """Sums over ``[token, head]`` by head, float64; a product with ones is many times as fast as a sum along the first axis."""
+    return np.ones(len(x)) @ x.astype(np.float64)
+
+
+def _nonfinite(tokens: Array, records: Mapping[str, Array], layer: int, layers: int) -> dict[str, Array]:
+    """How many values of each record are not finite, and the smallest (token, layer, head) among them as one number."""
     counts, first = [], []
     for x in records.values():
-        bad = ~np.isfinite(x)
-        if not bad.any():
-            counts.append(np.zeros(len(x), np.int64))
-            first.append(NOWHERE)
-            continue
-        counts.append(bad.sum((1, 2)))
-        layer, token, head = bad.nonzero()
-        place = (tokens[token] * x.shape[0] + layer) * x.shape[2] + head
+        token, head = (np.empty(0, np.int64),) * 2 if all_finite(x) else (~np.isfinite(x)).nonzero()
+        place = (tokens[token] * layers + layer) * x.shape[1] + head
+        counts.append(place.size)
         first.append(place.min(initial=NOWHERE))
-    return {"nonfinite": np.stack(counts), "first_min": np.array(first)}
+    return {"nonfinite": np.array(counts), "first_min": np.array(first)}
 
 
 def label(

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
+from qed_probe.analyses.blocks import Array, Field, all_finite, fold, label_folded, mean, over_tokens
 
 NAMES = ("rho", "read_norm", "output_norm", "correction_norm", "correction_cosine")
 LOWEST_OCTAVE, OCTAVES, PER_OCTAVE = -30, 46, 128
@@ -22,7 +22,7 @@ def correction_share(ds: xr.Dataset) -> xr.Dataset:
     """Mean and median over tokens of share = ‖λρS̄ᵀd‖/‖y‖ and across = share·√(1 − cos²), for each layer and head.
 
     Where every λ is 0 both are taken per unit λ, with |ρ|·‖S̄ᵀd‖ for the correction (attribute ``per_unit_lambda``). Tokens whose
-    output is 0 have no share and are counted apart. Means are exact; medians come from counts over 128 bins an octave and are
+    output is 0 have no share and are counted apart. Shares are float32; medians come from counts over 128 bins an octave and are
     right to 0.4 %, from 1e-9 to 65536. Raises StoreError if a record is not there.
 
     cos is recorded between the correction c = −λρS̄ᵀd and the output y₀ = y − c without it, and share is taken of ‖y‖. Together
@@ -33,11 +33,11 @@ def correction_share(ds: xr.Dataset) -> xr.Dataset:
     float32: √(1 − cos²) below 4e-4 is rounding.
     """
     per_unit = no_strength(ds)
-    folded = fold(ds, NAMES, lambda records: share_sums(*shares(records, per_unit), records["output_norm"] == 0))
+    folded = fold(ds, NAMES, lambda _: lambda _, records: share_sums(shares(records, per_unit), records["output_norm"] == 0))
     values = {name: folded[name] for name in ("n", "zero_output")}
-    for name in ("share", "across"):
-        values[f"{name}_mean"] = mean(folded[name], folded["n"])
-        values[f"{name}_median"] = median(folded[f"{name}_counts"])
+    for i, name in enumerate(("share", "across")):
+        values[f"{name}_mean"] = mean(folded["total"][:, i], folded["n"])
+        values[f"{name}_median"] = median(folded["counts"][:, i])
     return label_folded(ds, NAMES, folded, values, FIELDS, {}, per_unit_lambda=int(per_unit))
 
 
@@ -46,37 +46,36 @@ def no_strength(ds: xr.Dataset) -> bool:
     return "lambda" not in ds or not np.any(ds["lambda"].values)
 
 
-def shares(records: dict[str, Array], per_unit: bool) -> tuple[Array, Array]:
-    """Share and across of every token, float64, NaN where the output is 0; see ``correction_share``."""
-    x = {name: value.astype(np.float64) for name, value in records.items()}
-    size = np.abs(x["rho"]) * x["read_norm"] if per_unit else x["correction_norm"]
-    share = np.divide(size, x["output_norm"], out=np.full(size.shape, np.nan), where=x["output_norm"] != 0)
-    cosine = x["correction_cosine"]
-    return share, share * np.sqrt(np.clip((1 - cosine) * (1 + cosine), 0, None))
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def shares(records: dict[str, Array], per_unit: bool) -> Array:
+    """Share and across of every token ``[2, token, head]``, not finite where the output is 0; see ``correction_share``."""
+    size = np.abs(records["rho"]) * records["read_norm"] if per_unit else records["correction_norm"]
+    cosine = records["correction_cosine"]
+    found = np.empty((2, *size.shape), size.dtype)
+    np.divide(size, records["output_norm"], out=found[0])
+    np.multiply(found[0], np.sqrt(np.maximum((1 - cosine) * (1 + cosine), 0)), out=found[1])
+    return found
 
 
-def share_sums(share: Array, across: Array, silent: Array) -> dict[str, Array]:
-    """What ``correction_share`` adds up, of one block ``[layer, token, head]``."""
-    good = np.isfinite(share) & np.isfinite(across)
+def share_sums(x: Array, silent: Array) -> dict[str, Array]:
+    """What ``correction_share`` adds up of both shares ``[2, token, head]`` of one block."""
+    good = np.ones(silent.shape, bool) if all_finite(x) else np.isfinite(x).all(0)
     return {
-        "n": good.sum(1),
-        "zero_output": silent.sum(1),
-        "share": np.where(good, share, 0).sum(1),
-        "across": np.where(good, across, 0).sum(1),
-        "share_counts": fine_counts(share, good),
-        "across_counts": fine_counts(across, good),
+        "n": np.count_nonzero(good, 0),
+        "zero_output": np.count_nonzero(silent, 0),
+        "total": np.stack([over_tokens(each) for each in (x if good.all() else np.where(good, x, 0))]),
+        "counts": fine_counts(x, np.broadcast_to(good, x.shape)),
     }
 
 
 def fine_counts(x: Array, good: Array) -> Array:
-    """Counts ``[layer, head, bin]`` of non-negative values, 128 bins an octave; bin 0 holds 0 and all below 2⁻³⁰."""
-    L, _, H = x.shape
+    """Counts ``[row, head, bin]`` of values ≥ 0 ``[row, token, head]``, 128 bins an octave; bin 0 holds 0 and all below 2⁻³⁰."""
+    R, _, H = x.shape
     size = OCTAVES * PER_OCTAVE + 1
-    fraction, exponent = np.frexp(np.where(good, x, 0))
-    place = np.floor((exponent - 1 - LOWEST_OCTAVE + 2 * fraction - 1) * PER_OCTAVE).astype(np.int64) + 1
-    place = np.clip(np.where(fraction == 0, 0, place), 0, size - 1)
-    cell = np.arange(L)[:, None, None] * H + np.arange(H)
-    return np.bincount((cell * size + place)[good], minlength=L * H * size).reshape(L, H, size)
+    # Exponent and first seven bits of a float32's fraction number such bins by themselves.
+    place = (np.asarray(x, np.float32).view(np.int32) >> 16) - ((127 + LOWEST_OCTAVE) * PER_OCTAVE - 1)
+    cell = np.clip(place, 0, size - 1) + size * np.arange(R * H).reshape(R, 1, H)
+    return np.bincount(cell.ravel() if good.all() else cell[good], minlength=R * H * size).reshape(R, H, size)
 
 
 def median(counts: Array) -> Array:

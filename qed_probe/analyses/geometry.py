@@ -7,9 +7,9 @@ from math import exp, lgamma, log, pi
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, complete_tokens, label_folded, mean
+from qed_probe.analyses.blocks import Array, Field, Step, complete_tokens, label_folded, mean
 from qed_probe.analyses.correction import fine_counts, quantile
-from qed_probe.analyses.inputs import Step, check_inputs, fold_inputs, main_edit
+from qed_probe.analyses.inputs import check_inputs, fold_inputs, main_edit
 from qed_probe.kernels import MIXERS
 
 INPUTS = ("q", "k")

@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
+from qed_probe.analyses.blocks import Array, Field, finite, fold, label_folded, mean
 from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.inputs import main_edit
 from qed_probe.kernels import MIXERS
@@ -63,9 +63,12 @@ def eigenvalues(ds: xr.Dataset) -> xr.Dataset:
     others = _other_edits(ds)
     ds = ds.assign(others)
     names = ["eigenvalue", *(["eigenvalue_unit"] if "eigenvalue_unit" in ds else []), *others]
-    folded = fold(ds, names, lambda records: eigenvalue_counts(np.stack(list(records.values())), edges, low, high))
-    values = {name: folded[f"{name}_{name[:3]}"] for name in ("minimum", "maximum")}
-    values |= {name: folded[name] for name in EIGENVALUES if name in folded} | {"low": low, "high": high, "edges": edges}
+    folded = fold(
+        ds, names, lambda layer: lambda _, records: eigenvalue_counts(list(records.values()), edges, low[layer], high[layer])
+    )
+    values = {name: folded[name].swapaxes(0, 1) for name in EIGENVALUES if name in folded}
+    values |= {name: folded[f"{name}_{name[:3]}"].swapaxes(0, 1) for name in ("minimum", "maximum")}
+    values |= {"low": low, "high": high, "edges": edges}
     return label_folded(ds, names, folded, values, EIGENVALUES, {"record": names}, gate_max=gate_max)
 
 
@@ -78,23 +81,31 @@ def _other_edits(ds: xr.Dataset) -> dict[str, xr.DataArray]:
     return {"address edit" if row.address else f"edit {m + 1}": e.isel(edit=m) for m in range(edits) if m != main}
 
 
-def eigenvalue_counts(e: Array, edges: Array, low: Array, high: Array) -> dict[str, Array]:
-    """What ``eigenvalues`` counts, of one block ``[record, layer, token, head]``; ``low`` and ``high`` are ``[layer]``."""
-    finite = np.isfinite(e)
-    ends = low[:, None, None], high[:, None, None]
-    inside = np.where(e == 1, np.nextafter(np.float32(1), np.float32(0)), e)
-    counts = np.stack([histogram(x, edges) for x in inside])
-    n = finite.sum((2, 3))
+def eigenvalue_counts(records: list[Array], edges: Array, low: float, high: float) -> dict[str, Array]:
+    """What ``eigenvalues`` counts of one block of a layer, by record ``[token, head]``; ``low`` and ``high`` are theory's."""
+    rows = [_counts_of_record(finite(e)[0], edges, low, high) for e in records]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _counts_of_record(e: Array, edges: Array, low: float, high: float) -> dict[str, Array]:
+    smallest, largest = e.min(initial=np.inf), e.max(initial=-np.inf)
+
+    def outside(low: float, high: float) -> Array:
+        inside = low <= smallest and largest <= high
+        return np.array(0 if inside else np.count_nonzero((e < np.float64(low)) | (e > np.float64(high))))
+
+    binned = np.where(e == 1, np.nextafter(e.dtype.type(1), e.dtype.type(0)), e) if largest >= 1 else e
+    counts = histogram(binned, edges)[1:-1]
     return {
         "counts": counts,
-        "n": n,
-        "below_zero": (finite & (e < 0)).sum((2, 3)),
-        "above_one": (finite & (e > 1)).sum((2, 3)),
-        "beyond_one": (finite & (abs(e) > 1)).sum((2, 3)),
-        "outside_theory": (finite & ((e < ends[0]) | (e > ends[1]))).sum((2, 3)),
-        "outside_bins": n - counts.sum(2),
-        "minimum_min": np.where(finite, e, np.inf).min((2, 3)),
-        "maximum_max": np.where(finite, e, -np.inf).max((2, 3)),
+        "n": np.array(e.size),
+        "below_zero": outside(0, np.inf),
+        "above_one": outside(-np.inf, 1),
+        "beyond_one": outside(-1, 1),
+        "outside_theory": outside(low, high),
+        "outside_bins": e.size - counts.sum(),
+        "minimum_min": smallest,
+        "maximum_max": largest,
     }
 
 
@@ -103,22 +114,29 @@ def rho(ds: xr.Dataset) -> xr.Dataset:
 
     Needs ``rho``; returns ``counts(layer, bin)``, the mean and how many are negative. Raises StoreError if it is not there.
     """
-    span = widest(ds, "rho")
-    edges = np.linspace(-span, span, 101)
-    folded = fold(ds, ["rho"], lambda records: rho_counts(records["rho"], edges))
+    edges, folded = _fold_rho(ds, 1)
+    if (widest := float(folded["size_max"].max())) > 1:
+        edges, folded = _fold_rho(ds, widest)
     values = {name: folded[name] for name in ("counts", "n", "negative")} | {"edges": edges}
     values["mean"] = mean(folded["total"], folded["n"])
     return label_folded(ds, ["rho"], folded, values, RHO, {})
 
 
+def _fold_rho(ds: xr.Dataset, span: float) -> tuple[Array, dict[str, Array]]:
+    edges = np.linspace(-span, span, 101)
+    return edges, fold(ds, ["rho"], lambda _: lambda _, records: rho_counts(finite(records["rho"])[0], edges))
+
+
 def rho_counts(x: Array, edges: Array) -> dict[str, Array]:
-    """What ``rho`` counts, of one block ``[layer, token, head]``."""
-    finite = np.isfinite(x)
+    """What ``rho`` counts of the finite values of one block of a layer."""
+    counts = histogram(x, edges)
+    counts[-2] += counts[-1]  # the last bin has its upper edge too
     return {
-        "counts": histogram(x, edges),
-        "n": finite.sum((1, 2)),
-        "negative": (finite & (x < 0)).sum((1, 2)),
-        "total": np.where(finite, x, 0).sum((1, 2), dtype=np.float64),
+        "counts": counts[1:-1],
+        "n": np.array(x.size),
+        "negative": np.array(np.count_nonzero(x < 0)),
+        "total": x.sum(dtype=np.float64),
+        "size_max": _size(x),
     }
 
 
@@ -130,41 +148,67 @@ def rho_read(ds: xr.Dataset) -> xr.Dataset:
     apart. Raises StoreError if a record is not there.
     """
     names = ["rho", "read_norm"]
-    ends = fold(ds, ["read_norm"], lambda records: _positive_ends(records["read_norm"]))
-    top = float(ends["ends_max"]) or 1.0
-    bottom = max(min(float(ends["ends_min"]), top / 10), top * 10.0**-DECADES)
-    span = widest(ds, "rho")
+    ends = fold(ds, names, lambda _: lambda _, records: _ends(*finite(records["rho"]), *finite(records["read_norm"])))
+    top = float(ends["read_max"].max()) or 1.0
+    bottom = max(min(float(ends["read_min"].min()), top / 10), top * 10.0**-DECADES)
+    span = max(float(ends["size_max"].max()), 1)
     edges, read_edges = np.linspace(-span, span, SQUARES + 1), np.geomspace(bottom, top, SQUARES + 1)
-    folded = fold(ds, names, lambda records: joint_counts(records["rho"], records["read_norm"], edges, read_edges))
-    values = {name: folded[name] for name in ("counts", "n", "zero", "below")} | {"edges": edges, "read_edges": read_edges}
-    firsts = ds[names].isel(token=np.flatnonzero(ds["position"].values == 0)).transpose("layer", "token", "head")
-    values["zero_first"] = ((firsts["read_norm"] == 0) & np.isfinite(firsts["rho"])).sum(("token", "head")).values
+    first = ds["position"].values == 0
+
+    def step(tokens: Array, records: dict[str, Array]) -> dict[str, Array]:
+        x, read = records["rho"], records["read_norm"]
+        at = np.flatnonzero(first[tokens])
+        zero_first = np.count_nonzero((read[at] == 0) & np.isfinite(x[at]))
+        x, read = finite(x, read)
+        return joint_counts(x, read, edges, read_edges) | {"zero_first": np.array(zero_first)}
+
+    folded = fold(ds, names, lambda _: step)
+    values = {name: folded[name] for name in JOINT if name in folded} | {"edges": edges, "read_edges": read_edges}
     return label_folded(ds, names, folded, values, JOINT, {})
 
 
+def _ends(x: Array, read: Array) -> dict[str, Array]:
+    """The largest |x|, and the ends of the positive ``read``."""
+    smallest = read.min(initial=np.inf)
+    positive = smallest if smallest > 0 else read[read > 0].min(initial=np.inf)
+    return {"size_max": _size(x), "read_min": positive, "read_max": read.max(initial=0)}
+
+
+def _size(x: Array) -> Array:
+    return np.asarray(np.maximum(x.max(initial=0), -x.min(initial=0)))
+
+
 def joint_counts(x: Array, read: Array, edges: Array, read_edges: Array) -> dict[str, Array]:
-    """What ``rho_read`` counts, of one block ``[layer, token, head]``."""
-    finite = np.isfinite(x) & np.isfinite(read)
-    counts = [np.histogram2d(a[f], b[f].astype(float), (edges, read_edges))[0] for a, b, f in zip(x, read, finite, strict=True)]
+    """What ``rho_read`` counts of the pairs of finite values of one block of a layer."""
+    bottom = read.dtype.type(read_edges[0])
+    row = np.clip(_places(x, edges), 1, SQUARES)
+    column = np.clip(_places(np.log2(np.maximum(read, bottom)), np.log2(read_edges)), 1, SQUARES)
+    cell = (np.floor(row) * SQUARES + np.floor(column)).astype(np.intp) - (SQUARES + 1)
+    counts = np.bincount(cell, minlength=SQUARES * SQUARES)
+    low = read < bottom
+    counts -= np.bincount(cell[low], minlength=SQUARES * SQUARES)
+    zero = np.count_nonzero(read == 0)
     return {
-        "counts": np.stack(counts).astype(np.int64),
-        "n": finite.sum((1, 2)),
-        "zero": (finite & (read == 0)).sum((1, 2)),
-        "below": (finite & (read > 0) & (read < read_edges[0])).sum((1, 2)),
+        "counts": counts.reshape(SQUARES, SQUARES),
+        "n": np.array(x.size),
+        "zero": np.array(zero),
+        "below": np.array(np.count_nonzero(low) - zero),
     }
 
 
 def histogram(x: Array, edges: Array) -> Array:
-    """Counts ``[layer, bin]`` of the finite values of ``x`` ``[layer, token, head]``; those beyond the edges are in no bin."""
-    return np.stack([np.histogram(row[np.isfinite(row)].astype(float), edges)[0] for row in x])
+    """Counts of finite values below evenly wide bins, in each of them and above them, ``[1 + bins + 1]``; an edge is above.
+
+    Edges hold to the rounding of float32: a value nearer to one than that may be counted on its other side.
+    """
+    last = len(edges)
+    return np.bincount(np.clip(_places(x, edges), 0, last).astype(np.intp), minlength=last + 1)
 
 
-def widest(ds: xr.Dataset, name: str) -> float:
-    """The largest finite |x| of a record over the store, and at least 1."""
-    ends = fold(ds, [name], lambda records: {"ends_max": np.abs(records[name][np.isfinite(records[name])]).max(initial=1)})
-    return float(ends["ends_max"])
-
-
-def _positive_ends(x: Array) -> dict[str, Array]:
-    positive = x[np.isfinite(x) & (x > 0)].astype(float)
-    return {"ends_min": positive.min(initial=np.inf), "ends_max": positive.max(initial=0)}
+@np.errstate(over="ignore")
+def _places(x: Array, edges: Array) -> Array:
+    """Where values lie among even bins, as numbers whose whole part is 1 in the first of them."""
+    scale = (len(edges) - 1) / (edges[-1] - edges[0])
+    places: Array = x * x.dtype.type(scale)
+    places += x.dtype.type(1 - edges[0] * scale)
+    return places

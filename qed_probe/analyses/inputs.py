@@ -6,14 +6,12 @@ from math import prod
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import BLOCK, NOWHERE, Array, complete_tokens, join
+from qed_probe.analyses.blocks import BLOCK, NOWHERE, Array, Step, add, complete_tokens
 from qed_probe.errors import StoreError
 from qed_probe.kernels import Mixer
 
 BYTES = 1 << 26
 """How much of the inputs is in memory at a time, unless one block of the store alone is more."""
-
-Step = Callable[[Array, dict[str, Array]], dict[str, Array]]
 
 
 def fold_inputs(ds: xr.Dataset, inputs: xr.Dataset, names: Sequence[str], start: Callable[[int], Step]) -> dict[str, Array]:
@@ -32,8 +30,7 @@ def fold_inputs(ds: xr.Dataset, inputs: xr.Dataset, names: Sequence[str], start:
         row: dict[str, Array] = {}
         for tokens, values in _blocks(ds, inputs, names, layer):
             bad = [~np.isfinite(x).reshape(*x.shape[:2], -1) for x in values.values()]
-            found = step(tokens, values) | {"nonfinite": np.array([x.sum() for x in bad])}
-            row = {name: join(name)(row[name], value) for name, value in found.items()} if row else found
+            add(row, step(tokens, values) | {"nonfinite": np.array([x.sum() for x in bad])})
             for i, x in enumerate(bad):
                 for token, head, _ in np.argwhere(x)[:1]:
                     first[i] = min(first[i], (tokens[token] * layers + layer) * heads + head)

@@ -7,7 +7,7 @@ from pathlib import PurePath
 import numpy as np
 import xarray as xr
 
-from qed_probe.analyses.blocks import Array, Field, complete_tokens, fold_tokens, label_folded, mean
+from qed_probe.analyses.blocks import Array, Field, Step, complete_tokens, fold, label_folded, mean
 from qed_probe.analyses.difference import check_same_tokens
 from qed_probe.analyses.quantiles import layer_quantiles
 from qed_probe.analyses.statistics import DRAWS, LEVEL, bootstrap_interval
@@ -128,16 +128,19 @@ def _by_prompt(pair: xr.Dataset) -> tuple[dict[str, Array], Array, dict[str, Arr
     shape = len(prompts), pair.sizes["layer"], pair.sizes["head"]
     sums, n = {name: np.zeros(shape) for name in (*RUNS, "difference")}, np.zeros(shape, np.int64)
 
-    def add(tokens: Array, records: dict[str, Array]) -> dict[str, Array]:
-        good = np.isfinite(records["first"]) & np.isfinite(records["second"])
-        x, y = (np.where(good, records[name], 0).astype(np.float64) for name in RUNS)
-        starts = np.flatnonzero(np.diff(prompt[tokens], prepend=-1))
-        rows = np.searchsorted(prompts, prompt[tokens[starts]])
-        for total, part in ((sums["first"], x), (sums["second"], y), (sums["difference"], y - x), (n, good)):
-            np.add.at(total, rows, np.add.reduceat(part, starts, axis=1, dtype=total.dtype).swapaxes(0, 1))
-        return {}
+    def start(layer: int) -> Step:
+        def step(tokens: Array, records: dict[str, Array]) -> dict[str, Array]:
+            good = np.isfinite(records["first"]) & np.isfinite(records["second"])
+            x, y = (np.where(good, records[name], 0).astype(np.float64) for name in RUNS)
+            starts = np.flatnonzero(np.diff(prompt[tokens], prepend=-1))
+            rows = np.searchsorted(prompts, prompt[tokens[starts]])
+            for total, part in ((sums["first"], x), (sums["second"], y), (sums["difference"], y - x), (n, good)):
+                np.add.at(total[:, layer], rows, np.add.reduceat(part, starts, dtype=total.dtype))
+            return {}
 
-    folded = fold_tokens(pair, RUNS, add)
+        return step
+
+    folded = fold(pair, RUNS, start)
     return sums, n, folded
 
 

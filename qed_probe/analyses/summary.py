@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from qed_probe.analyses import correction, decay
-from qed_probe.analyses.blocks import Array, Field, fold, label_folded, mean
+from qed_probe.analyses.blocks import Array, Field, all_finite, fold, label_folded, mean
 
 MEANS: dict[str, Field] = {
     "rho": (("layer",), "1", "mean of ρ = qᵀk"),
@@ -37,7 +37,7 @@ def summary(ds: xr.Dataset) -> xr.Dataset:
     shared = all(name in ds for name in correction.NAMES)
     per_unit = correction.no_strength(ds)
     names += [name for name in correction.NAMES if shared and name not in names]
-    folded = fold(ds, names, lambda records: layer_sums(records, shared, per_unit))
+    folded = fold(ds, names, lambda _: lambda _, records: layer_sums(records, shared, per_unit))
     values = {name: mean(folded[name], folded[f"{name}_n"]) for name in MEANS if name in folded}
     values |= {name: folded[name] for name in ("eigenvalue_min", "eigenvalue_max") if name in folded}
     if "log_decay" in folded:
@@ -50,7 +50,7 @@ def summary(ds: xr.Dataset) -> xr.Dataset:
 
 
 def layer_sums(records: dict[str, Array], shared: bool, per_unit: bool) -> dict[str, Array]:
-    """Sums and counts ``[layer]`` of what ``summary`` averages, of one block ``[layer, token, head]``."""
+    """Sums and counts of what ``summary`` averages, of one block ``[token, head]``."""
     x = {name: value for name, value in records.items() if name in MEANS or name == "log_decay"}
     if "rho" in x:
         x["rho_size"] = np.abs(x["rho"])
@@ -58,10 +58,11 @@ def layer_sums(records: dict[str, Array], shared: bool, per_unit: bool) -> dict[
         x["correction_share"], x["correction_across"] = correction.shares(records, per_unit)
     sums: dict[str, Array] = {}
     for name, value in x.items():
-        good = np.isfinite(value) | (np.isneginf(value) & (name == "log_decay"))
-        sums[name] = np.where(good, value, 0).sum((1, 2), dtype=np.float64)
-        sums[f"{name}_n"] = good.sum((1, 2))
+        if not all_finite(value):
+            value = value[np.isfinite(value) | (np.isneginf(value) & (name == "log_decay"))]
+        sums[name] = value.sum(dtype=np.float64)
+        sums[f"{name}_n"] = np.array(value.size)
         if name == "eigenvalue":
-            sums["eigenvalue_min"] = np.where(good, value, np.inf).min((1, 2))
-            sums["eigenvalue_max"] = np.where(good, value, -np.inf).max((1, 2))
+            sums["eigenvalue_min"] = value.min(initial=np.inf)
+            sums["eigenvalue_max"] = value.max(initial=-np.inf)
     return sums
