@@ -241,10 +241,11 @@ def test_without_transformers_it_is_named(
 def test_info_needs_no_weights(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def facts() -> dict[str, str]:
         assert call(monkeypatch, "info", model) == 0
-        lines = capfd.readouterr().out.splitlines()[1:-1]
+        lines = capfd.readouterr().out.splitlines()[1:]
         return {name: " ".join(value) for name, *value in map(str.split, lines)}
 
     found = facts()
+    assert "--dry-run" in found.pop("what")
     expected = {
         "family": "qwen3_5 (Qwen3_5ForCausalLM of transformers)",
         "mixer": "gdn",
@@ -259,7 +260,9 @@ def test_info_needs_no_weights(model: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert found | expected == found
     for path in model.glob("*.safetensors"):
         path.unlink()
-    assert facts()["traceable"].startswith("no: model: expected")
+    found = facts()
+    assert found["traceable"].startswith("no: model: expected")
+    assert "what" not in found
 
 
 def test_info_of_a_native_checkpoint_needs_no_transformers() -> None:

@@ -22,6 +22,8 @@ Place = TypeVar("Place")
 Read = TypeVar("Read")
 
 BLOCK = 4096
+OF_DIRECTION = frozenset({"d", "direction_norm", "read", "read_norm", "correction_norm", "correction_cosine"})
+"""Records and inputs that speak of the direction d."""
 NOWHERE = np.iinfo(np.int64).max
 NONFINITE: dict[str, Field] = {
     "nonfinite": (("source", "layer"), "count", "values that are NaN or infinite"),
@@ -141,9 +143,17 @@ def _nonfinite(tokens: Array, records: Mapping[str, Array], layer: int, layers: 
 
 
 def label(
-    ds: xr.Dataset, values: Mapping[str, Array], fields: Mapping[str, Field], coords: Mapping[str, Any], **attrs: object
+    ds: xr.Dataset,
+    names: Sequence[str],
+    values: Mapping[str, Array],
+    fields: Mapping[str, Field],
+    coords: Mapping[str, Any],
+    **attrs: object,
 ) -> xr.Dataset:
-    """The one place where arrays become a Dataset: dims, units, names, the store's own labels, and the count of tokens used."""
+    """The one place where arrays become a Dataset: dims, units, names, the store's own labels, and the count of tokens used.
+
+    ``names`` are the records that the arrays are made of.
+    """
     complete = complete_tokens(ds)
     known: dict[Hashable, Any] = {name: ds[name].values for name in ("layer", "head") if name in ds.coords}
     dims = {dim for name in values for dim in fields[name][0]}
@@ -153,16 +163,15 @@ def label(
         axes, units, long_name = fields[name]
         described[name] = (axes, value, {"units": units, "long_name": long_name})
     counts = {"tokens": int(complete.sum()), "tokens_incomplete": int((~complete).sum())}
-    return xr.Dataset(
-        described, coords=labels, attrs={"mixer": ds.attrs.get("mixer", "unknown"), "subject": _subject(ds), **counts, **attrs}
-    )
+    ran = {"mixer": ds.attrs.get("mixer", "unknown"), "subject": _subject(ds, names)}
+    return xr.Dataset(described, coords=labels, attrs={**ran, **counts, **attrs})
 
 
-def _subject(ds: xr.Dataset) -> str:
-    """What ran: the mixer, its strength where that was changed, and whether d is only what would be added."""
+def _subject(ds: xr.Dataset, names: Sequence[str]) -> str:
+    """What ran: the mixer, its strength where that was changed, and where d is shown whether it is only what would be added."""
     strength = float(ds.attrs.get("strength", 1))
     parts = [f"Mixer {ds.attrs.get('mixer', 'unknown')}"] + [f"strength {strength:g}"] * (strength != 1)
-    idle = "read_norm" in ds and "lambda" in ds and not ds["lambda"].values.any()
+    idle = "lambda" in ds and not ds["lambda"].values.any() and not OF_DIRECTION.isdisjoint(names)
     return ", ".join(parts) + " (λ = 0: d is what would be added)" * idle
 
 
@@ -184,4 +193,4 @@ def label_folded(
     places = np.stack([np.where(found, x, -1) for x in (ds["layer"].values[layer], token, head)], -1)
     bad = {"nonfinite": folded["nonfinite"], "first_nonfinite": places}
     labels = {"source": list(names), "place": ["layer", "token", "head"], **coords}
-    return label(ds, {**values, **bad}, {**fields, **NONFINITE}, labels, **attrs)
+    return label(ds, names, {**values, **bad}, {**fields, **NONFINITE}, labels, **attrs)

@@ -54,7 +54,7 @@ def difference(first: xr.Dataset, second: xr.Dataset, tolerance: float = TOLERAN
     whole |= {"by_position": by_position, "bin_start": np.arange(bins) * width}
     whole["compared"] = np.array(int(together.sum()) * first.sizes["head"])
     labels = {"record": names, "place": ["token", "head"]}
-    return label(first.assign_coords(complete=("token", together)), whole, FIELDS, labels, tolerance=tolerance)
+    return label(first.assign_coords(complete=("token", together)), names, whole, FIELDS, labels, tolerance=tolerance)
 
 
 def check_same_tokens(first: xr.Dataset, second: xr.Dataset) -> None:

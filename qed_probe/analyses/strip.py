@@ -50,6 +50,7 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     names = [str(part.attrs[name]) for name in ("formula", "long_name") if part.attrs.get(name)]
     return label(
         ds,
+        [record],
         {"value": value, "text": text[keep], "role": role[keep], "skipped": np.diff(kept, prepend=start - 1) - 1, "top": top},
         FIELDS | {"value": (("token",), str(part.attrs.get("units", "1")), ", ".join(names) or record)},
         {"token": kept},
