@@ -317,6 +317,16 @@ def test_the_command_sweeps(call: Call, tmp_path: Path, capsys: pytest.CaptureFi
     assert "does not show that λ_max binds" in out
 
 
+def test_the_command_asks_changed_models_as_they_are_too(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, how = tmp_path / "out.zarr", ("--strength", "0", "--at", "1:0", "--at", "1:2", "--phase", "answer")
+    assert call("evaluate", BUNDLED, "--lengths", "400", "--samples", "3", *how, "-o", store) == 0
+    frame = open_outcomes(store).to_dataframe()
+    assert frame.groupby(["strength", "at", "phase"]).size().to_dict() == {(0, "1:0,1:2", "answer"): 3, (1, "all", "all"): 3}
+    out = capsys.readouterr().out
+    assert "accuracy by length" in out
+    assert "accuracy by s" in out
+
+
 def test_the_command_shows_the_loss_of_each_checkpoint(
     call: Call, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,6 +350,10 @@ def test_the_command_shows_the_loss_of_each_checkpoint(
         ("evaluate {qed} --lengths 512,", "--lengths"),
         ("evaluate {qed} --lengths 1e3", "--lengths"),
         ("evaluate {qed} --samples 0", "at least one sample"),
+        ("evaluate {qed} --at 0:1", "a --strength or a --direction to go with them"),
+        ("evaluate {qed} --phase prompt", "a --strength or a --direction to go with them"),
+        ("evaluate --harness {tmp} --arm qed --strength 0", "expected answers of a model to a task"),
+        ("evaluate {gdn2} --strength 0", "adds a direction"),
         ("evaluate {qed} -o {tmp}/missing/out.zarr", "missing/out.zarr: writing failed: No such file"),
         ("evaluate {qed} -o {tmp}/file", "expected nothing there, found a file"),
         ("evaluate {qed} -o {tmp}/file --overwrite", "expected a store of outcomes, found a file"),

@@ -14,6 +14,7 @@ import qed_probe as qp
 from qed_probe.kernels import Choice, Tokens, reference, replay
 from qed_probe.models import selfcheck
 from qed_probe.models.capture import Captured, capture
+from qed_probe.models.intervention import Intervention, intervene
 from qed_probe.tracing import plan, run
 from qed_probe.tracing.plan import packs
 from tests.recurrences import error
@@ -251,3 +252,27 @@ def test_progress_goes_on_with_every_layer(tmp_path: Path) -> None:
         where, [qp.Prompt(np.full(64, 7))], tmp_path / "run.zarr", progress=lambda done, total: reports.append((done, total))
     )
     assert reports == [(32, 64), (64, 64)]
+
+
+def test_a_trace_runs_another_direction_and_says_so(tmp_path: Path) -> None:
+    prompts, model = qp.niah_prompts(400, 1, 0), qp.load_model()
+    ds = qp.trace(None, prompts, tmp_path / "run.zarr", direction="nogate")
+    assert ds.attrs["direction"] == "nogate"
+    intervene(model, Intervention(direction="nogate"))
+    with torch.inference_mode(), qp.capture(model) as seen:
+        model(torch.from_numpy(prompts[0].tokens)[None])
+    for layer in seen:
+        for name in ("eigenvalue", "read_norm", "correction_norm"):
+            np.testing.assert_allclose(ds[name].sel(layer=layer.layer), layer.observation.records[name][0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_trace_changes_the_strength_of_some_heads_alone(tmp_path: Path) -> None:
+    prompts = qp.niah_prompts(400, 1, 0)
+    own, changed = (
+        qp.trace(None, prompts, tmp_path / f"{len(at)}.zarr", strength=s, at=at) for s, at in ((1, ()), (0, ((1, 0),)))
+    )
+    ratio = changed["lambda"] / own["lambda"]
+    assert ratio.values.tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert not changed["correction_norm"][1, :, 0].any()
+    assert changed["correction_norm"][1, :, 1].any()
+    assert changed.attrs["at"] == "1:0"

@@ -27,6 +27,7 @@ Harness = Annotated[
 ]
 Arm = Annotated[str | None, typer.Option(help="With --harness: the arm that was evaluated.")]
 Seed = Annotated[int, typer.Option(help="Seed of the samples; with --harness, the training seed.")]
+Strength = Annotated[float, typer.Option(help="Ask again with every λ, or γ of an erase address, times this.")]
 Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, nogate-noproj, rand; of EDA: same, rand, reversed.")]
 At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Change it there alone; may be repeated.")]
 EachHead = Annotated[bool, typer.Option("--each-head", help="Change one head after another: which of them carry the answer?")]
@@ -52,21 +53,34 @@ def evaluate(
     harness: Harness = None,
     arm: Arm = None,
     seed: Seed = 0,
+    strength: Strength = 1.0,
+    direction: Direction = "own",
+    at: At = None,
+    phase: Phase = "all",
     device: Device = "cpu",
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
     export: Export = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Ask checkpoints for needles by length, and keep every answer."""
+    """Ask checkpoints for needles by length, and keep every answer.
+
+    With a change, both as they are and changed.
+    """
     if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
         raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
+    change = qp.Intervention(strength, direction, tuple(screen.heads("--at", at)), phase)
+    if not change.changes and change != qp.Intervention():
+        raise InputError("--at, --phase: expected a --strength or a --direction to go with them, found neither")
+    if change.changes and (harness is not None or tokens is not None):
+        raise InputError("--strength, --direction: expected answers of a model to a task, found --harness or --tokens")
     qp.check_free(output, export, overwrite=overwrite)
     if harness is not None:
         ds = qp.read_harness(harness, arm=str(arm), seed=seed)
     else:
         how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "tokens": tokens, "seed": seed}
         how |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        how["changes"] = [*dict.fromkeys([qp.Intervention(), change])]
         ds = _run("evaluate", checkpoints or [], how)
     _keep(ds, output, export, overwrite)
     if "correct" not in ds:
@@ -74,6 +88,8 @@ def evaluate(
         typer.echo(f"The outcomes are in {output}")
         return
     _show(qp.analyses.accuracy(ds))
+    if change.changes:
+        _show_sweep(ds)
     typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}, or qed-probe contrast {output}")
 
 
