@@ -1,5 +1,6 @@
 """Load a checkpoint of another library as a model that can be traced; what does not fit is said in one line."""
 
+import inspect
 import os
 import re
 import warnings
@@ -75,8 +76,10 @@ class ForeignModel(nn.Module):
         with quiet():
             found = self.inner.base_model(input_ids=tokens, use_cache=cache is not None, return_dict=True, **(cache or {}), **how)
         if cache is not None:
-            name = "cache" if "cache" in found else "past_key_values"
-            cache[name] = found[name]
+            # The output's name of it and the argument's need not be the same: each library renames in its own time.
+            taken = inspect.signature(self.inner.base_model.forward).parameters
+            name = "past_key_values" if "past_key_values" in taken else "cache"
+            cache[name] = found["cache" if "cache" in found else "past_key_values"]
         hidden: Tensor = found.last_hidden_state
         return hidden
 
