@@ -26,7 +26,7 @@ def test_the_readmes_python_runs_as_it_stands(
 
 def test_every_diagnostic_is_explained() -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "analyses.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert ", ".join(headings).split(", ") == [*(row.name for row in qp.DIAGNOSTICS), "summary", "difference", "replay"]
+    assert ", ".join(headings).split(", ") == [*(row.name for row in qp.DIAGNOSTICS), "summary", "difference", "replay", "heads"]
 
 
 def test_every_file_has_its_line_in_the_readme() -> None:

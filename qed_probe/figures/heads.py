@@ -17,7 +17,6 @@ def draw_heads(ds: xr.Dataset) -> Figure:
 
     Takes what ``analyses.head_effects`` returns. A dot marks a head whose adjusted p is below 0.05.
     """
-    several = ds.sizes["length"] > 1
     shown = [(i, j) for i in range(ds.sizes["run"]) for j in range(ds.sizes["length"])]
     across = min(len(shown), 3)
     rows, columns = ds.sizes["layer"], ds.sizes["head"]
@@ -31,7 +30,8 @@ def draw_heads(ds: xr.Dataset) -> Figure:
         mesh = signed_cells(panel, cells["difference"].values, sure, max(rows, columns) * across <= NUMBERED, top)
         style.label_rows(panel.yaxis, ds["layer"].values)
         style.label_rows(panel.xaxis, np.arange(columns))
-        panel.set_title(titles[i] + f", {axes.length_label(int(ds['length'][j]))}" * several, pad=3)
+        length = int(ds["length"][j])
+        panel.set_title(titles[i] + f", {axes.length_label(length)}" * (length > 0), pad=3)
     axes.label_outside(panels, across, "head", "layer")
     bar = figure.colorbar(mesh, ax=panels, pad=0.02, aspect=12, label="change of ln p(answer)")
     bar.ax.yaxis.set_major_locator(MaxNLocator(4, symmetric=True))
