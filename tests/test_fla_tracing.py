@@ -56,7 +56,8 @@ def test_every_number_follows_from_the_inputs(name: str, device: str, tmp_path: 
     np.testing.assert_allclose(ds["nll"].values, likelihoods(model, ds), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ON_DISK)
+# How a checkpoint's dtype is read is the same for all; every family runs in sixteen bits in test_fla_capture.
+@pytest.mark.parametrize("name", ["gated_deltanet", "kda", "rwkv7"])
 def test_sixteen_bits(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (name, device) == ("rwkv7", "cpu"):
         pytest.skip("the interpreter makes NaN of its shifted tokens in bfloat16")
