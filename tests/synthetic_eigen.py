@@ -9,14 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from qed_probe.analyses.bounds import eigenvalue_bounds
 
 MARGINS = np.array([1e-3, 1e-2, 1e-1])
-BINS = 4098
+BINS = 4096
 PLACE = ("run", "quantity", "layer", "head")
-WIDE = ("eigenvalue", "eigenvalue_unit")
+SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 
-_EVEN = np.concatenate([[-np.inf], np.linspace(-4, 4, 4097), [np.inf]])
-with np.errstate(invalid="ignore"):
-    _OCTAVES = (np.arange(4096, dtype=np.uint32) << 19).view(np.float32).astype(float)[:4081]
-_OCTAVES = np.concatenate([_OCTAVES, np.full(BINS + 1 - _OCTAVES.size, np.nan)])
+_EVEN = np.concatenate([[-np.inf], np.linspace(-4, 4, BINS + 1)[1:-1], [np.inf]])
+_OCTAVES = np.minimum(np.arange(BINS + 1) << 19, 0x7F800000).astype(np.int32).view(np.float32).astype(float)
 
 
 def eigen_run(
@@ -35,10 +33,10 @@ def eigen_run(
     layers, tokens, heads = next(iter(values.values())).shape
     lam = np.broadcast_to(np.asarray(strength, float), (layers, heads))
     low, high = np.array([eigenvalue_bounds(mixer, gate_max, x) for x in lam.flat]).T.reshape(2, layers, heads)
-    rows = [_counted(x, quantity in WIDE, low, high) for quantity, x in values.items()]
+    rows = [_counted(x, quantity, low, high) for quantity, x in values.items()]
     data = {key: ((*PLACE, "margin")[: row.ndim + 2], np.stack([r[key] for r in rows])[None]) for key, row in rows[0].items()}
     data["counts"] = (("run", "quantity", "layer", "bin"), data["counts"][1])
-    data["bin_edges"] = (("quantity", "edge"), np.stack([_EVEN if q in WIDE else _OCTAVES for q in values]))
+    data["bin_edges"] = (("quantity", "edge"), np.stack([_EVEN if q not in SIZES else _OCTAVES for q in values]))
     data |= {key: (("run", "layer", "head"), x[None]) for key, x in (("low", low), ("high", high), ("lambda", lam))}
     data |= {key: (("run",), np.array([x])) for key, x in (("prompts", prompts), ("tokens", tokens))}
     data |= {key: (("run", "sample"), np.asarray(x, float)[None]) for key, x in (sample or {}).items()}
@@ -48,15 +46,13 @@ def eigen_run(
 
 
 def _counted(
-    x: NDArray[np.float64], wide: bool, low: NDArray[np.float64], high: NDArray[np.float64]
+    x: NDArray[np.float64], quantity: str, low: NDArray[np.float64], high: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
     """Of one quantity what the figures take, ``[layer, head]`` but for ``counts`` and ``above``."""
     good = np.isfinite(x)
-    edges = _EVEN if wide else _OCTAVES[np.isfinite(_OCTAVES)]
-    counts = np.zeros((len(x), BINS), np.int64)
-    for layer, row in enumerate(x):
-        found = np.histogram(np.where(row == 1, np.nextafter(1, 0), row)[good[layer]], edges)[0]
-        counts[layer, : found.size] = found
+    edges, side = (_OCTAVES, "right") if quantity in SIZES else (_EVEN, "left")  # of sizes the lower end, of e the upper
+    bins = [np.searchsorted(edges[1:-1], row[here], side) for row, here in zip(x, good, strict=True)]  # type: ignore[call-overload]
+    counts = np.stack([np.bincount(row, minlength=BINS) for row in bins])
 
     def count(where: NDArray[np.bool_]) -> NDArray[np.float64]:
         return np.asarray((where & good).sum(1), float)
@@ -68,7 +64,7 @@ def _counted(
         "below_zero": count(x < 0),
         "above_one": count(x > 1),
         "beyond_one": count(np.abs(x) > 1),
-        "outside": count((x < low[:, None]) | (x > high[:, None])) * wide,
+        "outside": count((x < low[:, None]) | (x > high[:, None])) * quantity.startswith("eigenvalue"),
         "above": np.stack([count(x > margin) for margin in MARGINS], -1),
         "minimum": np.where(good, x, np.inf).min(1),
         "maximum": np.where(good, x, -np.inf).max(1),

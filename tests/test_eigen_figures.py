@@ -95,6 +95,16 @@ def test_without_renormalised_keys_there_is_one_column_and_no_line() -> None:
     assert "renormalised keys" not in [x.get_text() for x in figure.legends[0].get_texts()]
 
 
+def test_other_edits_are_lines_and_counted_below() -> None:
+    both = {"eigenvalue": _e(0.5, 0.6), "eigenvalue_unit": _e(0.5, 0.6), "address edit": _e(-1.25, 0.75)}
+    figure = figures.draw_eigen_histogram(join(eigen_run("a", both), eigen_run("b", {"eigenvalue": _e(0.1)})))
+    *_, (heights, edges) = _steps(figure.axes[0])
+    np.testing.assert_array_equal(edges[:-1][heights > 0], [-1.25 - 1 / 64, 0.75 - 1 / 64])
+    assert [len(_steps(axes)) for axes in figure.axes[::2]] == [3, 1]
+    assert "address edit" in [x.get_text() for x in figure.legends[0].get_texts()]
+    assert "Address edit, as used: 2 values from −1.25 to 0.75, 1 beyond ±1, 0 not finite." in _words(figure)
+
+
 def test_each_run_has_a_row_on_one_axis() -> None:
     ds = join(
         eigen_run("a", {"eigenvalue": _e(0.5, 0.6)}), eigen_run("b", {"eigenvalue": _e(0.1, -0.9)}, mixer="gdn", gate_max=2.0)
@@ -193,7 +203,7 @@ def test_ridges_are_shares_scaled_to_the_highest_of_their_layer() -> None:
     for i, (tops, edges) in enumerate(steps):
         heights = (i // 2 + 0.45 - tops) / 0.85
         np.testing.assert_allclose(heights[heights > 1e-9], [1.0] if i % 2 == 0 else [0.5, 0.5])
-        assert edges[0] == (0.5 if i % 2 == 0 else 0.25)
+        assert edges[0] == (0.5 if i % 2 == 0 else 0.25) - 1 / 64
 
 
 def test_a_layer_that_a_run_lacks_has_no_ridge() -> None:

@@ -4,10 +4,11 @@ All take the Dataset that ``qed-probe eigen`` keeps, dims (run, quantity, layer,
 between ``bin_edges(quantity, edge)``; ``n``, ``nonfinite``, ``below_zero``, ``above_one``, ``beyond_one``, ``outside`` (of
 theory's bounds), ``minimum`` and ``maximum`` by (run, quantity, layer, head); theory's ``low`` and ``high``, and ``lambda``, by
 (run, layer, head); ``prompts(run)`` and ``tokens(run)``. Quantities are ``eigenvalue`` (as used) and ``eigenvalue_unit`` (with
-the key renormalised; absent where no layer normalises), without unit. What a run lacks is n = 0 or NaN.
+the key renormalised), both of the main edit, and by their names other edits, without unit. What a run lacks is n = 0 or NaN.
 """
 
 from collections.abc import Callable
+from itertools import cycle
 
 import numpy as np
 import xarray as xr
@@ -23,6 +24,7 @@ from qed_probe.figures import eigen_parts as parts
 from qed_probe.figures.eigen_growth import draw_eigen_growth, has_growth
 from qed_probe.figures.eigen_ranges import draw_eigen_ridge, draw_eigen_steps, draw_eigen_strength, has_steps, has_strength
 
+EDIT_COLOURS = (style.ORANGE, style.PURPLE, style.GREEN)
 COUNTED = {
     "outside": "outside the bounds",
     "below_zero": "below 0",
@@ -49,11 +51,12 @@ def eigen_figures(ds: xr.Dataset) -> dict[str, Callable[[xr.Dataset], Figure]]:
 def draw_eigen_histogram(ds: xr.Dataset) -> Figure:
     """A row a run: the histogram of e over all layers and heads on a log scale, and beside it how many lie where.
 
-    Bars are as used, the line is with renormalised keys. Dashed are the widest of theory's bounds over the heads, but whether a
-    value is outside is judged by the bounds of its own head.
+    Bars are the main edit's as used, lines with renormalised keys and, as used, of other edits. Dashed are the widest of theory's
+    bounds over the heads, but whether a value is outside is judged by the bounds of its own head.
     """
     figure = style.new_figure(style.PAGE, 0.5 + 1.15 * ds.sizes["run"])
     grid = figure.subplots(ds.sizes["run"], 2, sharex="col", squeeze=False, width_ratios=[2.1, 1])
+    edits = dict(zip(parts.other_edits(ds), cycle(EDIT_COLOURS), strict=False))
     lost, ends = 0, [0.0, 1.0]
     for (panel, beside), (name, run) in zip(grid, parts.each_run(ds), strict=True):
         counts, edges, beyond = parts.e_bars(run, parts.USED)
@@ -67,6 +70,11 @@ def draw_eigen_histogram(ds: xr.Dataset) -> Figure:
         if parts.has(run, parts.UNIT):
             rebuilt, places, _ = parts.e_bars(run, parts.UNIT)
             panel.stairs(rebuilt, places, color=style.BLUE, linewidth=0.7)
+        for edit, colour in edits.items():
+            if parts.has(run, edit):
+                heights, places, _ = parts.e_bars(run, edit)
+                panel.stairs(heights, places, color=colour, linewidth=0.7)
+                ends += [*places[[0, -1]]]
         panel.set_ylim(0.5, None)
         parts.draw_bounds(panel, run)
         panel.set_ylabel("count")
@@ -77,11 +85,21 @@ def draw_eigen_histogram(ds: xr.Dataset) -> Figure:
     grid[-1, 0].set_xlabel("e = 1 − aᵀk, all layers and heads")
     entries = [axes.entry("as used", color=style.SKY, linewidth=4)]
     entries += [axes.entry("with renormalised keys", color=style.BLUE, linewidth=0.7)] * parts.has(ds, parts.UNIT)
+    entries += [axes.entry(edit, color=colour, linewidth=0.7) for edit, colour in edits.items()]
     axes.legend(figure, [*entries, axes.entry("theory's bounds, the widest of all heads", **axes.DASHED)])
     lines = ["Outside the bounds: each value by those of its own head. What renormalising the key takes back inside is rounding."]
+    lines += [_edit_in_words(ds, edit) for edit in edits]
     lines += [f"{lost:,} values as used lie beyond the bins and are not drawn."] * bool(lost)
     parts.write_below(figure, ds, lines)
     return figure
+
+
+def _edit_in_words(ds: xr.Dataset, edit: str) -> str:
+    """The counts of an edit beside the main one, over all runs."""
+    n, beyond, bad = (parts.total(ds, edit, name) for name in ("n", "beyond_one", "nonfinite"))
+    ends = np.array([parts.span(run, edit) for _, run in parts.each_run(ds)])
+    low, high = parts.written(np.fmin.reduce(ends[:, 0])), parts.written(np.fmax.reduce(ends[:, 1]))
+    return f"{edit.capitalize()}, as used: {n:,} values from {low} to {high}, {beyond:,} beyond ±1, {bad:,} not finite."
 
 
 def _title(name: str, run: xr.Dataset) -> str:

@@ -13,6 +13,8 @@ from qed_probe.figures import axes, runs, style
 
 Array = NDArray[np.float64]
 USED, UNIT = "eigenvalue", "eigenvalue_unit"
+SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
+"""The quantities that are no eigenvalues; what is none of these is an edit beside the main one."""
 COARSE = 64
 """Bars of e a unit: whole numbers are edges of them, and a power of two so that they are whole numbers of the tally's bins."""
 FACTOR_ALONE = "e speaks of the erase factor Mₜ alone, never of its product with the decay, MₜDₜ."
@@ -76,6 +78,11 @@ def total(run: xr.Dataset, quantity: str, name: str) -> int:
 def has(ds: xr.Dataset, quantity: str) -> bool:
     """Whether anything was counted of this quantity."""
     return quantity in ds["quantity"].values and bool((ds["n"].sel(quantity=quantity) > 0).any())
+
+
+def other_edits(ds: xr.Dataset) -> list[str]:
+    """The edits beside the main one, whose eigenvalues were counted too."""
+    return [str(name) for name in ds["quantity"].values if name not in (USED, UNIT, *SIZES) and has(ds, str(name))]
 
 
 def each_run(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
