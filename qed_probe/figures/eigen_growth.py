@@ -57,7 +57,8 @@ def draw_eigen_growth(ds: xr.Dataset) -> Figure:
         "A norm above 1 lets one step stretch some memory; a spectral radius above 1 lets the same step, repeated, grow it "
         "without bound. The steps of a text differ. ‖Mₜ‖₂ itself is never below 1.",
     ]
-    style.write_below(figure, [*lines, parts.about(ds)])
+    several = ["Of several edits a token ‖Mₜ‖₂ is the main one's, MₜDₜ the whole step."] * bool(parts.other_edits(ds))
+    style.write_below(figure, [*lines, *several, parts.about(ds)])
     return figure
 
 

@@ -97,7 +97,7 @@ def written(x: float, digits: int = 4) -> str:
 
 
 def bounds(run: xr.Dataset) -> tuple[float, float]:
-    """The widest of the bounds that theory gives to the heads of a run."""
+    """The widest of the bounds that theory gives to the heads of a run, or of several."""
     return float(run["low"].min()), float(run["high"].max())
 
 

@@ -90,9 +90,8 @@ def draw_eigen_ridge(ds: xr.Dataset) -> Figure:
                 heights = row + 0.45 - 0.85 * counts / counts.sum() / peak
                 panel.stairs(heights, edges, baseline=row + 0.45, color=colours[name], linewidth=0.8, zorder=2)
                 ends += [edges[0], edges[-1]]
-    for _, run in found:
-        parts.draw_bounds(panel, run)
-        ends += filter(np.isfinite, parts.bounds(run))
+    parts.draw_bounds(panel, ds)
+    ends += filter(np.isfinite, parts.bounds(ds))
     margin = 0.03 * (max(ends) - min(ends))
     panel.set_xlim(min(ends) - margin, max(ends) + margin)
     panel.set_ylim(len(layers) - 0.5, -0.5)
@@ -100,7 +99,7 @@ def draw_eigen_ridge(ds: xr.Dataset) -> Figure:
     panel.set_ylabel("layer")
     panel.set_xlabel("e = 1 − aᵀk, all heads")
     entries = [axes.entry(runs.shorten(name, 40), color=colours[name]) for name in named]
-    axes.legend(figure, [*entries, axes.entry("theory's bounds", **axes.DASHED)])
+    axes.legend(figure, [*entries, axes.entry("theory's bounds, the widest of all runs", **axes.DASHED)])
     lines = ["Each row is scaled to its highest bar; a line is a run's shares of its own values of that layer, as used."]
     parts.write_below(figure, ds, lines)
     return figure
