@@ -6,6 +6,9 @@ from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
 from qed_probe.figures.difference import draw_difference
 from qed_probe.figures.dots import draw_dots
+from qed_probe.figures.eigen import draw_eigen_histogram, draw_eigen_maps, eigen_figures
+from qed_probe.figures.eigen_growth import draw_eigen_growth
+from qed_probe.figures.eigen_ranges import draw_eigen_ridge, draw_eigen_steps, draw_eigen_strength
 from qed_probe.figures.energy import draw_energy
 from qed_probe.figures.geometry import draw_address_geometry
 from qed_probe.figures.heads import draw_heads
@@ -25,6 +28,12 @@ __all__ = [
     "draw_depth",
     "draw_difference",
     "draw_dots",
+    "draw_eigen_growth",
+    "draw_eigen_histogram",
+    "draw_eigen_maps",
+    "draw_eigen_ridge",
+    "draw_eigen_steps",
+    "draw_eigen_strength",
     "draw_eigenvalues",
     "draw_energy",
     "draw_gate_budgets",
@@ -39,4 +48,5 @@ __all__ = [
     "draw_rho_read",
     "draw_strengths",
     "draw_token_strip",
+    "eigen_figures",
 ]
