@@ -25,8 +25,8 @@ class Observation:
     """One layer's pass, seen: what the layer fed its memory, what the memory gave back, and the records by name.
 
     ``y`` ``[B, T, H, V]`` is Sᵀq without the output's scale; ``final_state`` ``[N, H, K, V]`` and ``states``
-    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except ``edit_eigenvalue``
-    and ``edit_eigenvalue_unit`` ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector ``read`` ``[B, T, H, V]``. ``backend`` is what ran.
+    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except those of every edit
+    ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector ``read`` ``[B, T, H, V]``. ``backend`` is what ran.
     """
 
     tokens: Tokens

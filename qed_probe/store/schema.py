@@ -17,6 +17,8 @@ OUTCOMES = "qed-probe outcomes"
 """The attribute ``schema`` of a store of outcomes, which is no trace."""
 REPLAYS = "qed-probe replay"
 """The same of a store of replays."""
+EIGEN = "qed-probe eigen"
+"""The same of a store of tallied eigenvalues."""
 
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""
