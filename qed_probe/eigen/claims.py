@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -62,7 +62,7 @@ def parse_claim(text: str) -> Claim:
         ends = [_number(end, text) for end in bounds.split(",")]
         if len(ends) != 2 or not ends[0] <= ends[1]:
             raise _refused(text)
-        return Claim(words, "e", *ends, strict=False)
+        return Claim(words, "e", ends[0], ends[1], strict=False)
     if found is None:
         raise _refused(text)
     quantity, relation, end = found[1], found[2], _number(found[3], text)
@@ -70,7 +70,7 @@ def parse_claim(text: str) -> Claim:
     return Claim(words, quantity, low, high, strict="=" not in relation)
 
 
-def parse_claims(texts: tuple[str, ...] | list[str]) -> tuple[Claim, ...]:
+def parse_claims(texts: Sequence[str]) -> tuple[Claim, ...]:
     """Each claim once, the defaults where there is none."""
     claims = tuple(parse_claim(text) for text in texts or DEFAULTS)
     return tuple({claim.text: claim for claim in claims}.values())

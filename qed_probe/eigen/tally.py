@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,24 +17,25 @@ from qed_probe.analyses.blocks import NOWHERE
 from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.inputs import main_edit, other_edits
 from qed_probe.eigen.claims import Claim
-from qed_probe.kernels import MIXERS, Mixer
+from qed_probe.kernels import Mixer
 
-BINS, WIDTH, OCTAVE = 4096, 2.0**-9, 16
-"""Bins of each quantity; the width of one of e; bins an octave of a size, that is the float's bits but for the last 19."""
+BINS, WIDTH = 4096, 2.0**-9
+"""Bins of each quantity, and the width of one of e; sizes have 16 an octave, their float's bits but for the last 19."""
 MARGINS = (1e-3, 1e-2, 1e-1)
 """A size above each of these is counted."""
 SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
-PLACE = ("token", "layer", "head", "edit")
+COLUMNS = ("excess", "value", "unit", "token", "layer", "head", "edit")
+"""What is kept of each: by how much the bound is passed with either key, the value as used and renormalised, and the place."""
 _LIMIT, _STEP, _REST = 2.0**20, 2.0**20, 2.0**32
 _LAST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is judged: a mixer whose main edit is ``edits[main]``, its layers and heads, λ ``[layer, head]``, the prompts' bounds."""
+    """What is judged: a mixer of so many edits a token, its layers, λ ``[layer, head]``, the prompts' bounds, the claims."""
 
     mixer: Mixer
     edits: int
@@ -87,13 +87,14 @@ class LayerTally:
         self.subject, self.layer = subject, layer
         Q, H, C = len(subject.quantities), subject.lam.shape[1], len(subject.claims)
         self.counts = torch.zeros(Q * BINS, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(5, Q, H, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(6, Q, H, dtype=torch.int64, device=device)
         self.sums = torch.zeros(2, Q, H, dtype=torch.int64, device=device)
         self.minimum = torch.full((Q, H), torch.inf, device=device)
         self.maximum = torch.full((Q, H), -torch.inf, device=device)
         self.first_nonfinite = torch.full((Q,), NOWHERE, dtype=torch.int64, device=device)
         self.violations = torch.zeros(C, 2, H, dtype=torch.int64, device=device)
         self.rounding = torch.full((C,), -torch.inf, dtype=torch.float64, device=device)
+        self.theory = torch.tensor(subject.theory[:, subject.layers.index(layer)], device=device)
         ends = np.stack([subject.ends(claim, layer) for claim in subject.claims])
         self.ends = torch.tensor(ends, device=device)[..., None]
 
@@ -104,7 +105,9 @@ class LayerTally:
         finite = x.where(good, 0)
         signed, sizes = finite[:e], finite[e:]
         beyond = torch.stack([signed < 0, signed > 1, signed.abs() > 1]), torch.stack([sizes > margin for margin in MARGINS])
-        self.numbers += torch.cat([torch.stack([good, ~good]), torch.cat(beyond, 1)]).sum(2)
+        outside = torch.zeros_like(good)
+        outside[:2] = (finite[:2].double() < self.theory[0]) | (finite[:2].double() > self.theory[1])
+        self.numbers += torch.cat([torch.stack([good, ~good, outside & good]), torch.cat(beyond, 1)]).sum(2)
         bins = torch.cat([_bins(signed), _octaves(sizes)]) + BINS * torch.arange(len(x), device=x.device)[:, None, None]
         self.counts.scatter_add_(0, bins.flatten(), good.flatten().long())
         scaled = finite.double().clamp(-_LIMIT, _LIMIT) * _STEP
@@ -116,7 +119,7 @@ class LayerTally:
         self.first_nonfinite = torch.minimum(self.first_nonfinite, place.where(~good, NOWHERE).flatten(1).amin(1))
 
     def judge(self, index: int, records: Mapping[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hold a claim against these tokens; the real violations of each token, and the worst as rows of ``_COLUMNS``.
+        """Hold a claim against these tokens; the real violations of each token, and the worst, as ``COLUMNS``.
 
         A violation is real where it is there with the key as used and with the key renormalised.
         """
@@ -138,11 +141,8 @@ class LayerTally:
         key = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 31) + (_LAST - place)
         best = key.topk(min(WORST, len(size))).indices
         head, edit = best // M % H, best % M if M > 1 else torch.full_like(best, self.subject.main)
-        rows = [size[best], *(x.flatten()[best] for x in values), tokens[best // (M * H)], head, edit]
-        return torch.stack([row.double() for row in rows])
-
-
-_COLUMNS = ("excess", "value", "unit", "token", "head", "edit")
+        rows = [size[best], *(x.flatten()[best] for x in values), tokens[best // (M * H)], torch.full_like(best, self.layer)]
+        return torch.stack([row.double() for row in (*rows, head, edit)])
 
 
 class Tally:
@@ -150,64 +150,66 @@ class Tally:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.layers: dict[int, LayerTally] = {}
-        self.worst = pd.DataFrame({name: pd.Series(dtype=np.float64) for name in ("claim", *_COLUMNS, "layer")})
-        self._waiting: list[tuple[int, int, Tensor]] = []
+        self._layers: dict[int, LayerTally] = {}
+        self.worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
+        self._waiting: list[tuple[int, Tensor]] = []
         self._bounds: dict[torch.device, Tensor] = {}
         self._violations: dict[torch.device, Tensor] = {}
         self.prompt_tokens = np.zeros(len(subject.cu_seqlens) - 1, np.int64)
 
+    def layer(self, layer: int, device: torch.device | str = "cpu") -> LayerTally:
+        """The counts of a layer, which are on the device of its first records."""
+        if layer not in self._layers:
+            self._layers[layer] = LayerTally(self.subject, layer, torch.device(device))
+        return self._layers[layer]
+
     def add(self, layer: int, tokens: Tensor, records: Mapping[str, Tensor]) -> None:
         """Add a layer's records ``[T, H]``, those of edits ``[T, H, M]``, of the packed tokens ``[T]`` on the same device."""
         device, claims = tokens.device, range(len(self.subject.claims))
-        if layer not in self.layers:
-            self.layers[layer] = LayerTally(self.subject, layer, device)
+        kept = self.layer(layer, device)
         if device not in self._bounds:
             self._bounds[device] = torch.from_numpy(self.subject.cu_seqlens).to(device)
             self._violations[device] = torch.zeros(len(claims), len(self.prompt_tokens), dtype=torch.int64, device=device)
         prompts = torch.searchsorted(self._bounds[device], tokens, right=True) - 1
         if layer == self.subject.layers[0]:
             self.prompt_tokens += np.bincount(prompts.cpu().numpy(), minlength=len(self.prompt_tokens))
-        self.layers[layer].reduce(self.subject.values(records), tokens)
+        kept.reduce(self.subject.values(records), tokens)
         for index in claims:
-            real, worst = self.layers[layer].judge(index, records, tokens)
+            real, worst = kept.judge(index, records, tokens)
             self._violations[device][index].index_add_(0, prompts, real)
-            self._waiting.append((index, layer, worst))
+            self._waiting.append((index, worst))
         if len(self._waiting) >= 256:
             self.settle()
 
     def settle(self) -> None:
-        """Take over the worst that wait on their devices."""
-        rows = [self.worst]
-        for claim, layer, worst in self._waiting:
-            found = dict(zip(_COLUMNS, worst.cpu().numpy(), strict=True))
-            rows.append(pd.DataFrame({"claim": float(claim), **found, "layer": float(layer)}))
-        self.worst, self._waiting = worst_of(pd.concat([part for part in rows if len(part)] or rows)), []
+        """Take over the worst that wait on their devices, of each claim ``COLUMNS`` in order."""
+        for claim, before in enumerate(self.worst):
+            rows = np.concatenate([before, *(x.cpu().numpy() for index, x in self._waiting if index == claim)], 1)
+            self.worst[claim] = rows[:, np.lexsort([*rows[:2:-1], -rows[0]])[:WORST]]
+        self._waiting = []
 
     @property
     def prompt_violations(self) -> NDArray[np.int64]:
         """Real violations by claim and prompt."""
-        zero = np.zeros((len(self.subject.claims), len(self.prompt_tokens)), np.int64)
-        return sum((x.cpu().numpy() for x in self._violations.values()), zero)
-
-
-def worst_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ``WORST`` rows of each claim, by their excess, and of equal ones by their place."""
-    by = ["claim", "excess", *PLACE]
-    ordered = rows.sort_values(by, ascending=[name != "excess" for name in by])
-    return ordered.groupby("claim").head(WORST).reset_index(drop=True)
+        found = np.zeros((len(self.subject.claims), len(self.prompt_tokens)), np.int64)
+        for counts in self._violations.values():
+            found += counts.cpu().numpy()
+        return found
 
 
 def edges(quantity: str) -> NDArray[np.float64]:
     """The ends of a quantity's bins, ``[BINS + 1]``; those of e hold their upper end, those of sizes their lower one."""
     if quantity not in SIZES:
         inner = (np.arange(1, BINS) - BINS // 2) * WIDTH
-        return np.concatenate([[-np.inf], inner, [np.inf]])
+        return np.array([-np.inf, *inner, np.inf])
     bits = np.minimum(np.arange(BINS + 1, dtype=np.int64) << 19, 0x7F800000)
-    return bits.astype(np.int32).view(np.float32).astype(np.float64)
+    found: NDArray[np.float64] = bits.astype(np.int32).view(np.float32).astype(np.float64)
+    return found
 
 
-def mean(high: NDArray[np.int64], low: NDArray[np.int64], n: NDArray[np.int64], axes: tuple[int, ...] = ()) -> NDArray[np.float64]:
+def mean(
+    high: NDArray[np.int64], low: NDArray[np.int64], n: NDArray[np.int64], axes: tuple[int, ...] = ()
+) -> NDArray[np.float64]:
     """The mean of values whose sum is high · 2⁻²⁰ + low · 2⁻⁵², taken together over ``axes``; NaN where there is none.
 
     Values beyond ±2²⁰ count as these.
