@@ -67,6 +67,8 @@ def eigen(
 
     A checkpoint runs over prompts and is tallied as it runs: nothing is kept but counts, however many the tokens.
     """
+    ours = os.environ.get("RANK", "0") == "0"
+    _check(rate, output if ours else None, overwrite=overwrite)
     named = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
 
     def run(checkpoint: str | None) -> "xr.Dataset":
@@ -77,7 +79,7 @@ def eigen(
 
     asked = {**named, "--length": length, "--samples": samples, "--chat": chat, "--part": part}
     found = _tallies(sources or [None], claim or [], run, [option for option, value in asked.items() if value])
-    if os.environ.get("RANK", "0") != "0":
+    if not ours:
         return
     if output is not None:
         if len(found) > 1:
@@ -94,6 +96,17 @@ def eigen(
         if output is not None:
             typer.echo(f"The counts are in {output}")
     raise typer.Exit(max((STATUS[x.verdict] for x in verdicts), key=[*STATUS.values()].index))
+
+
+def _check(rate: float, output: Path | None, *, overwrite: bool) -> None:
+    """Refuse, before anything runs, what could not be judged or kept."""
+    from qed_probe.eigen.table import check_rate
+    from qed_probe.store import whole
+    from qed_probe.store.schema import EIGEN
+
+    check_rate(rate)
+    if output is not None:
+        whole.check_free(output, schema=EIGEN, overwrite=overwrite)
 
 
 def _tallies(sources: "list[Any]", claims: list[str], run: Any, asked: list[str]) -> "dict[str, xr.Dataset]":  # noqa: ANN401

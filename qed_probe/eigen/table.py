@@ -82,14 +82,19 @@ def verdicts(ds: xr.Dataset, rate: float = 0.05) -> list[Verdict]:
     with 95 % confidence, prompts being independent and their tokens not, and else cannot be told. Raises InputError where a
     record is not finite, for no verdict can rest on it, and for a rate that is none.
     """
-    if not 0 < rate < 1:
-        raise InputError(f"rate: expected a chance between 0 and 1, found {rate:g}")
+    check_rate(rate)
     for run in ds["run"].values:
         bad, (layer, token, head) = int(ds["nonfinite"].sel(run=run).sum()), ds["first_nonfinite"].sel(run=run).values
         if bad:
             found = f"{bad:,} values that are NaN or infinite, first at layer {layer}, token {token}, head {head}"
             raise InputError(f"{run}: expected finite records, found {found}")
     return [_verdict(ds.sel(run=run, claim=claim), rate) for run in ds["run"].values for claim in ds["claim"].values]
+
+
+def check_rate(rate: float) -> None:
+    """Raise InputError for a rate that is no chance."""
+    if not 0 < rate < 1:
+        raise InputError(f"rate: expected a chance between 0 and 1, found {rate:g}")
 
 
 def _verdict(ds: xr.Dataset, rate: float) -> Verdict:
