@@ -31,7 +31,7 @@ class Claim:
     strict: bool
 
     def values(self, mixer: Mixer, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The quantity as it was used and with the key renormalised, ``[T, H, edits]``, one edit where it is the main one's.
+        """The quantity as it was used and with the key renormalised, ``[…, T, H, edits]``, one edit where it is the main one's.
 
         ‖M‖₂ of a renormalised key is known where theory gives it, max(1, |e|) for a scalar gate and no added direction; that of
         another mixer, and the projection's effect, are judged as they were used alone.

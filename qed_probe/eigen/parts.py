@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from qed_probe.eigen.sample import STEPS, Sample
-from qed_probe.eigen.tally import COLUMNS, MARGINS, SIZES, WORST, Tally, edges
+from qed_probe.eigen.tally import BINS, COLUMNS, MARGINS, SIZES, WORST, Counts, Tally, edges
 from qed_probe.errors import InputError
 from qed_probe.store.eigen import VARIABLES, make_eigen
 
@@ -39,30 +38,31 @@ JOINS: dict[str, Callable[[Sequence[Array]], Array]] = {
 
 def labelled(tally: Tally, sample: Sample, named: Named, attrs: dict[str, object]) -> xr.Dataset:
     """Everything that was tallied, labelled; ``store.eigen.VARIABLES`` says what each is."""
-    tally.settle()
-    subject, layers = tally.subject, [tally.layer(layer) for layer in tally.subject.layers]
-    e = len(subject.quantities) - len(SIZES)
-    numbers = _stack([layer.numbers for layer in layers], 2)  # [6, quantity, layer, head]
+    subject, counts = tally.subject, tally.counts or [Counts(tally.subject, tally.subject.layers)]
+    order = np.argsort([subject.layers.index(layer) for each in counts for layer in each.layers])
+
+    def by_layer(name: str, axis: int) -> Array:
+        return np.concatenate([getattr(each, name).cpu().numpy() for each in counts], axis).take(order, axis)
+
+    e, Q = len(subject.quantities) - len(SIZES), len(subject.quantities)
+    numbers, sums, violations = by_layer("numbers", 2), by_layer("sums", 2), by_layer("violations", 2)
     beyond, above = numbers[3:].copy(), numbers[3:].copy()
     beyond[:, e:], above[:, :e] = 0, 0
-    sums = _stack([layer.sums for layer in layers], 2)
-    violations = _stack([layer.violations for layer in layers], 2)
     columns = {
         "n": numbers[0], "nonfinite": numbers[1], "outside": numbers[2], "above": above.swapaxes(0, 1),
         **dict(zip(("below_zero", "above_one", "beyond_one"), beyond, strict=True)),
-        "sum_high": sums[0], "sum_low": sums[1],
-        "minimum": _stack([layer.minimum for layer in layers], 1).astype(np.float64),
-        "maximum": _stack([layer.maximum for layer in layers], 1).astype(np.float64),
-        "first_nonfinite": _stack([layer.first_nonfinite for layer in layers], 1),
-        "counts": _stack([layer.counts.view(len(subject.quantities), -1) for layer in layers], 1),
+        "sum_high": sums[0], "sum_low": sums[1], "first_nonfinite": by_layer("first_nonfinite", 1),
+        "minimum": by_layer("minimum", 1).astype(np.float64), "maximum": by_layer("maximum", 1).astype(np.float64),
+        "counts": np.concatenate([each.counts.view(Q, -1, BINS).cpu().numpy() for each in counts], 1)[:, order],
         "bin_edges": np.stack([edges(quantity) for quantity in subject.quantities]),
         "lambda": subject.lam, "low": subject.theory[0], "high": subject.theory[1],
         "violations": violations[:, 0], "real_violations": violations[:, 1],
-        "rounding": _stack([layer.rounding for layer in layers], 0).max(0),
-        "prompt_violations": tally.prompt_violations, "prompt_tokens": tally.prompt_tokens,
+        "rounding": np.maximum.reduce([each.rounding.cpu().numpy() for each in counts]),
+        "prompt_violations": np.add.reduce([each.prompt_violations.cpu().numpy() for each in counts]),
+        "prompt_tokens": tally.prompt_tokens,
         "prompt_length": np.diff(subject.cu_seqlens),
         "sample_layer": sample.layer, "sample_token": sample.token, "sample_head": sample.head,
-        **dict(zip(STEPS, sample.steps, strict=True)), **_worst(tally, named),
+        **dict(zip(STEPS, sample.steps(), strict=True)), **_worst(tally, named),
     }  # fmt: skip
     coords = {"quantity": list(subject.quantities), "margin": list(MARGINS), "layer": list(subject.layers)}
     return make_eigen(columns, coords | {"claim": [claim.text for claim in subject.claims]}, attrs | {"edits": subject.edits})
@@ -129,7 +129,3 @@ def _check_together(one: xr.Dataset, other: xr.Dataset) -> None:
         if one[label].values.tolist() != other[label].values.tolist():
             found = " and ".join(", ".join(map(str, x[label].values)) for x in (one, other))
             raise InputError(f"expected parts of one run, found the {label}s {found}")
-
-
-def _stack(parts: Sequence[Tensor], axis: int) -> Array:
-    return np.stack([part.cpu().numpy() for part in parts], axis)

@@ -1,6 +1,7 @@
 """Tally the erase factors of a checkpoint as it runs, keeping no store, or of a trace that has been kept."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,8 @@ from qed_probe.tracing.run import Progress
 
 KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max", "prompts_digest")
 """Attributes of a trace that its tally has too."""
+Seen = defaultdict[torch.device, dict[int, dict[str, Tensor]]]
+"""The records of a pass by device and layer."""
 RECORDS = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "operator_norm", "operator_norm_base")
 
 
@@ -93,9 +96,8 @@ def tally_trace(
     tally, sample = Tally(subject), Sample(layers, int(bounds[-1]), lam.shape[1])
     by_edit = _by_edit(ds)
     for tokens, records in blocks(ds.assign(by_edit), [*RECORDS, *by_edit]):
-        for at, layer in enumerate(layers):
-            found = {name: torch.from_numpy(x[at]) for name, x in records.items()}
-            tally.add(layer, torch.from_numpy(tokens), _with_edits(found, subject))
+        found = {name: torch.from_numpy(x) for name, x in records.items()}
+        tally.add(layers, torch.from_numpy(tokens), _with_edits(found, subject))
         if progress is not None:
             progress(int(tokens[-1]) + 1, int(bounds[-1]))
     if inputs is not None:
@@ -116,12 +118,11 @@ def _stream(plan: Plan, claims: tuple[Claim, ...], index: int, count: int, progr
     subject = Subject(mixer, layout.edits, gate_max, layout.layers, lam, bounds, claims)
     tally, sample = Tally(subject), Sample(layout.layers, int(bounds[-1]), layout.heads)
     for pack in islice(plan.packs, index - 1, None, count):
-        begin = int(bounds[pack.start])
+        begin, end = int(bounds[pack.start]), int(bounds[pack.stop])
+        seen: Seen = defaultdict(dict)
 
-        def sink(layer: int, mixer: Mixer, tokens: Tokens, begin: int = begin) -> None:
-            records = {name: x[0] for name, x in erase(mixer, tokens).items()}
-            at = torch.arange(begin, begin + tokens.v.shape[1], device=tokens.v.device)
-            tally.add(layer, at, records)
+        def sink(layer: int, mixer: Mixer, tokens: Tokens, begin: int = begin, seen: Seen = seen) -> None:
+            seen[tokens.v.device][layer] = {name: x[0] for name, x in erase(mixer, tokens).items()}
             sample.add(layer, mixer, tokens, begin)
 
         ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])).to(model.device)
@@ -132,8 +133,11 @@ def _stream(plan: Plan, claims: tuple[Claim, ...], index: int, count: int, progr
             capture_tokens(model, sink, layout.layers),
         ):
             model(ids[None], cu_seqlens=ends)
+            for device, found in seen.items():
+                records = {name: torch.stack([x[name] for x in found.values()]) for name in next(iter(found.values()))}
+                tally.add(tuple(found), torch.arange(begin, end, device=device), records)
         if progress is not None:
-            progress(int(bounds[pack.stop]), int(bounds[-1]))
+            progress(end, int(bounds[-1]))
 
     def named(at: NDArray[np.int64]) -> tuple[ArrayLike, ArrayLike]:
         prompts = np.searchsorted(bounds, at, "right") - 1

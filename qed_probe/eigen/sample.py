@@ -16,14 +16,14 @@ STEPS = ("step_norm", "step_norm_base", "step_radius", "step_radius_base")
 
 
 class Sample:
-    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them; NaN until they have come by."""
+    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them."""
 
     def __init__(self, layers: tuple[int, ...], tokens: int, heads: int) -> None:
         total = len(layers) * tokens * heads
         drawn = np.sort(np.random.default_rng(0).choice(total, min(SIZE, total), replace=False, shuffle=False))
         at, rest = np.divmod(drawn, tokens * heads)
         self.layer, (self.token, self.head) = np.array(layers)[at], np.divmod(rest, heads)
-        self.steps = np.full((len(STEPS), len(drawn)), np.nan)
+        self._seen: list[tuple[NDArray[np.int64], Edits]] = []
 
     def wanted(self, layer: int, begin: int, end: int) -> NDArray[np.int64]:
         """Which of the sample are in this layer and these packed tokens."""
@@ -32,14 +32,20 @@ class Sample:
     def add(self, layer: int, mixer: Mixer, tokens: Tokens, begin: int) -> None:
         """Add what the sample wants of a layer's packed tokens, the first of which is ``begin``."""
         if len(chosen := self.wanted(layer, begin, begin + tokens.v.shape[1])):
-            at = torch.from_numpy(self.token[chosen] - begin)
-            self.keep(chosen, edits(mixer, _picked(tokens, at)))
+            self.keep(chosen, edits(mixer, _picked(tokens, torch.from_numpy(self.token[chosen] - begin))))
 
     def keep(self, chosen: NDArray[np.int64], ready: Edits) -> None:
-        """Keep the steps of these places of the sample, given the edits ``[1, n, H, ...]`` of their tokens."""
-        at, head = torch.arange(len(chosen)), torch.from_numpy(self.head[chosen])
-        vectors = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
-        self.steps[:, chosen] = step_sizes(*vectors, main=ready.main).numpy()
+        """Keep the edits ``[1, n, H, ...]`` of the tokens at these places of the sample."""
+        self._seen.append((chosen, ready))
+
+    def steps(self) -> NDArray[np.float64]:
+        """The rows ``STEPS``, ``[4, sample]``, NaN where a token has not come by."""
+        found = np.full((len(STEPS), len(self.layer)), np.nan)
+        for chosen, ready in self._seen:
+            at, head = torch.arange(len(chosen)), torch.from_numpy(self.head[chosen])
+            k, a, base, g = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
+            found[:, chosen] = step_sizes(k, a, base, g, main=ready.main).numpy()
+        return found
 
 
 def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> Tensor:
@@ -51,12 +57,12 @@ def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> T
     without = a.clone()
     without[:, main] = base
     found = []
-    for reads in (a, without):
+    for reads in (a,) if torch.equal(a, without) else (a, without):
         step = torch.diag_embed(g.exp().expand_as(base))
         for m in range(k.shape[1]):
             step = step - k[:, m, :, None] * (reads[:, m, None] @ step)
         found.append((torch.linalg.matrix_norm(step, 2) - 1, torch.linalg.eigvals(step).abs().amax(-1)))
-    (norm, radius), (norm_base, radius_base) = found
+    (norm, radius), (norm_base, radius_base) = found[0], found[-1]
     return torch.stack([norm, norm_base, radius, radius_base])
 
 

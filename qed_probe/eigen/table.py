@@ -164,7 +164,7 @@ def _quantiles(counts: Array, ends: Array, low: Array, high: Array) -> Array:
             there = np.flatnonzero(row)
             at = np.unique(np.concatenate([there, there + 1]))
             found[layer] = np.interp(QUANTILES, share[at], inner[at])
-    return found
+    return np.where(np.abs(found) < np.finfo(np.float32).tiny, 0, found)
 
 
 def _first_nonfinite(ds: xr.Dataset) -> Array:

@@ -1,7 +1,7 @@
 """All that a claim about e needs of any number of tokens, in memory that does not grow with them.
 
 Everything is an integer count, an extreme or a list of the worst, so that it comes out the same whatever the order in which the
-tokens came and however they were shared out. It is kept where the records are made, layer by layer.
+tokens came and however they were shared out. It is kept where the records are made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,8 @@ MARGINS = (1e-3, 1e-2, 1e-1)
 """A size above each of these is counted."""
 SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
+AT_ONCE = (1 << 22, 1 << 17)
+"""Tokens, layers and heads together that are counted at once: on a GPU what its memory holds, on a CPU what its caches do."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
 COLUMNS = ("excess", "value", "unit", "token", "layer", "head", "edit")
@@ -66,60 +68,61 @@ class Subject:
         ends = [eigenvalue_bounds(self.mixer.name, self.gate_max, float(x)) for x in self.lam.flat]
         return np.array(ends).T.reshape(2, *self.lam.shape)
 
-    def ends(self, claim: Claim, layer: int) -> NDArray[np.float64]:
-        """The ends of a claim in a layer, ``[2, head]``."""
-        at = self.layers.index(layer)
-        if claim.quantity == "theory":
-            return self.theory[:, at]
-        return np.broadcast_to([[claim.low], [claim.high]], self.theory[:, at].shape)
+    def ends(self, claim: Claim) -> NDArray[np.float64]:
+        """The ends of a claim, ``[2, layer, head]``."""
+        return self.theory if claim.quantity == "theory" else np.full(self.theory.shape, [[[claim.low]], [[claim.high]]])
 
     def values(self, records: Mapping[str, Tensor]) -> Tensor:
-        """The quantities ``[quantity, T, H]`` of a layer's records."""
+        """The quantities ``[quantity, layer, T, H]`` of records."""
         e, norms = records["eigenvalue"], [records[name] - 1 for name in ("operator_norm", "operator_norm_base")]
         others = [records["edit_eigenvalue"][..., m] for m in self.others.values()]
         return torch.stack([e, records["eigenvalue_unit"], *others, (e - records["eigenvalue_projected"]).abs(), *norms])
 
 
-class LayerTally:
-    """The counts of one layer, on the device of its records."""
+class Counts:
+    """The counts of the layers that have their records on one device; all layers at once, as launching a program takes time."""
 
-    def __init__(self, subject: Subject, layer: int, device: torch.device) -> None:
-        self.subject, self.layer = subject, layer
-        Q, H, C = len(subject.quantities), subject.lam.shape[1], len(subject.claims)
-        self.counts = torch.zeros(Q * BINS, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(6, Q, H, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(2, Q, H, dtype=torch.int64, device=device)
-        self.minimum = torch.full((Q, H), torch.inf, device=device)
-        self.maximum = torch.full((Q, H), -torch.inf, device=device)
-        self.first_nonfinite = torch.full((Q,), NOWHERE, dtype=torch.int64, device=device)
-        self.violations = torch.zeros(C, 2, H, dtype=torch.int64, device=device)
+    def __init__(self, subject: Subject, layers: tuple[int, ...], device: torch.device | str = "cpu") -> None:
+        self.subject, self.layers = subject, layers
+        Q, C, sizes = len(subject.quantities), len(subject.claims), (len(layers), subject.lam.shape[1])
+        at = [subject.layers.index(layer) for layer in layers]
+        self.counts = torch.zeros(Q * len(layers) * BINS, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(6, Q, *sizes, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(2, Q, *sizes, dtype=torch.int64, device=device)
+        self.minimum = torch.full((Q, *sizes), torch.inf, device=device)
+        self.maximum = torch.full((Q, *sizes), -torch.inf, device=device)
+        self.first_nonfinite = torch.full((Q, len(layers)), NOWHERE, dtype=torch.int64, device=device)
+        self.violations = torch.zeros(C, 2, *sizes, dtype=torch.int64, device=device)
+        self.prompt_violations = torch.zeros(C, len(subject.cu_seqlens) - 1, dtype=torch.int64, device=device)
         self.rounding = torch.full((C,), -torch.inf, dtype=torch.float64, device=device)
-        self.theory = torch.tensor(subject.theory[:, subject.layers.index(layer)], device=device)
-        ends = np.stack([subject.ends(claim, layer) for claim in subject.claims])
-        self.ends = torch.tensor(ends, device=device)[..., None]
+        self.number = torch.tensor(layers, device=device)
+        self.bounds = torch.tensor(subject.cu_seqlens, device=device)
+        self.theory = torch.tensor(subject.theory[:, at, None], device=device)
+        self.ends = torch.tensor(np.stack([subject.ends(claim)[:, at, None, :, None] for claim in subject.claims]), device=device)
 
     def reduce(self, x: Tensor, tokens: Tensor) -> None:
-        """Add quantities ``[quantity, T, H]`` of these packed tokens."""
-        e = len(self.subject.quantities) - len(SIZES)
+        """Add quantities ``[quantity, layer, T, H]`` of these packed tokens."""
+        e, (Q, L, _, H) = len(self.subject.quantities) - len(SIZES), x.shape
         good = x.isfinite()
         finite = x.where(good, 0)
         signed, sizes = finite[:e], finite[e:]
         beyond = torch.stack([signed < 0, signed > 1, signed.abs() > 1]), torch.stack([sizes > margin for margin in MARGINS])
         outside = torch.zeros_like(good)
         outside[:2] = (finite[:2].double() < self.theory[0]) | (finite[:2].double() > self.theory[1])
-        self.numbers += torch.cat([torch.stack([good, ~good, outside & good]), torch.cat(beyond, 1)]).sum(2)
-        bins = torch.cat([_bins(signed), _octaves(sizes)]) + BINS * torch.arange(len(x), device=x.device)[:, None, None]
+        self.numbers += torch.cat([torch.stack([good, ~good, outside & good]), torch.cat(beyond, 1)]).sum(3)
+        first = BINS * torch.arange(Q * L, device=x.device).view(Q, L, 1, 1)
+        bins = torch.cat([_bins(signed), _octaves(sizes)]) + first
         self.counts.scatter_add_(0, bins.flatten(), good.flatten().long())
         scaled = finite.double().clamp(-_LIMIT, _LIMIT) * _STEP
         whole = scaled.floor()
-        self.sums += torch.stack([whole, (scaled - whole) * _REST]).long().sum(2)
-        self.minimum = torch.minimum(self.minimum, x.where(good, torch.inf).amin(1))
-        self.maximum = torch.maximum(self.maximum, x.where(good, -torch.inf).amax(1))
-        place = tokens[:, None] * x.shape[2] + torch.arange(x.shape[2], device=x.device)
-        self.first_nonfinite = torch.minimum(self.first_nonfinite, place.where(~good, NOWHERE).flatten(1).amin(1))
+        self.sums += torch.stack([whole, (scaled - whole) * _REST]).long().sum(3)
+        self.minimum = torch.minimum(self.minimum, x.where(good, torch.inf).amin(2))
+        self.maximum = torch.maximum(self.maximum, x.where(good, -torch.inf).amax(2))
+        place = tokens[:, None] * H + torch.arange(H, device=x.device)
+        self.first_nonfinite = torch.minimum(self.first_nonfinite, place.where(~good, NOWHERE).amin((2, 3)))
 
-    def judge(self, index: int, records: Mapping[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hold a claim against these tokens; the real violations of each token, and the worst, as ``COLUMNS``.
+    def judge(self, index: int, records: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        """Hold a claim against these tokens; the worst of them as ``COLUMNS``.
 
         A violation is real where it is there with the key as used and with the key renormalised.
         """
@@ -128,73 +131,59 @@ class LayerTally:
         used, alone = (torch.maximum(low - x.double(), x.double() - high) for x in values)
         lasting = torch.minimum(used, alone)
         violated, real = (x >= 0 if claim.strict else x > 0 for x in (used, lasting))
-        self.violations[index] += torch.stack([violated, real]).sum((1, 3))
+        self.violations[index] += torch.stack([violated, real]).sum((2, 4))
         self.rounding[index] = torch.maximum(self.rounding[index], used.where(violated & ~real, -torch.inf).max())
-        return real.sum((1, 2)), self._worst(lasting, values, tokens)
+        prompts = torch.searchsorted(self.bounds, tokens, right=True) - 1
+        self.prompt_violations[index].index_add_(0, prompts, real.sum((0, 2, 3)))
+        return self._worst(lasting, values, tokens)
 
     def _worst(self, excess: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
-        """The largest excesses of ``[T, H, edits]``, of equal ones the first: one key of 63 bits each has no equals."""
-        _, H, M = excess.shape
-        size = excess.flatten().float() + 0.0  # of the zeros only the positive one
+        """The largest excesses of ``[layer, T, H, edits]``, of equal ones the first: one key of 63 bits each has no equals."""
+        L, _, H, M = excess.shape
+        size = excess.transpose(0, 1).flatten().float() + 0.0  # of the zeros only the positive one
         bits = size.view(torch.int32).long()
         place = torch.arange(len(size), device=size.device)
         key = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 31) + (_LAST - place)
         best = key.topk(min(WORST, len(size))).indices
-        head, edit = best // M % H, best % M if M > 1 else torch.full_like(best, self.subject.main)
-        rows = [size[best], *(x.flatten()[best] for x in values), tokens[best // (M * H)], torch.full_like(best, self.layer)]
-        return torch.stack([row.double() for row in (*rows, head, edit)])
+        token, layer, head, edit = best // (M * H * L), best // (M * H) % L, best // M % H, best % M
+        shown = [x[layer, token, head, edit] for x in values]
+        named = edit if self.subject.edits == M else torch.full_like(edit, self.subject.main)
+        rows = [size[best], *shown, tokens[token], self.number[layer], head, named]
+        return torch.stack([row.double() for row in rows])
 
 
 class Tally:
-    """A run's layers, its prompts, and the worst of each claim."""
+    """A run's counts, of every device that its layers are on, its prompts, and the worst of each claim."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._layers: dict[int, LayerTally] = {}
+        self.counts: list[Counts] = []
         self.worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
-        self._waiting: list[tuple[int, Tensor]] = []
-        self._bounds: dict[torch.device, Tensor] = {}
-        self._violations: dict[torch.device, Tensor] = {}
         self.prompt_tokens = np.zeros(len(subject.cu_seqlens) - 1, np.int64)
 
-    def layer(self, layer: int, device: torch.device | str = "cpu") -> LayerTally:
-        """The counts of a layer, which are on the device of its first records."""
-        if layer not in self._layers:
-            self._layers[layer] = LayerTally(self.subject, layer, torch.device(device))
-        return self._layers[layer]
+    def add(self, layers: tuple[int, ...], tokens: Tensor, records: Mapping[str, Tensor]) -> None:
+        """Add these layers' records ``[layer, T, H]``, those of edits ``[layer, T, H, M]``, of the packed tokens ``[T]``.
 
-    def add(self, layer: int, tokens: Tensor, records: Mapping[str, Tensor]) -> None:
-        """Add a layer's records ``[T, H]``, those of edits ``[T, H, M]``, of the packed tokens ``[T]`` on the same device."""
-        device, claims = tokens.device, range(len(self.subject.claims))
-        kept = self.layer(layer, device)
-        if device not in self._bounds:
-            self._bounds[device] = torch.from_numpy(self.subject.cu_seqlens).to(device)
-            self._violations[device] = torch.zeros(len(claims), len(self.prompt_tokens), dtype=torch.int64, device=device)
-        prompts = torch.searchsorted(self._bounds[device], tokens, right=True) - 1
-        if layer == self.subject.layers[0]:
-            self.prompt_tokens += np.bincount(prompts.cpu().numpy(), minlength=len(self.prompt_tokens))
-        kept.reduce(self.subject.values(records), tokens)
-        for index in claims:
-            real, worst = kept.judge(index, records, tokens)
-            self._violations[device][index].index_add_(0, prompts, real)
-            self._waiting.append((index, worst))
-        if len(self._waiting) >= 256:
-            self.settle()
-
-    def settle(self) -> None:
-        """Take over the worst that wait on their devices, of each claim ``COLUMNS`` in order."""
-        for claim, before in enumerate(self.worst):
-            rows = np.concatenate([before, *(x.cpu().numpy() for index, x in self._waiting if index == claim)], 1)
-            self.worst[claim] = rows[:, np.lexsort([*rows[:2:-1], -rows[0]])[:WORST]]
-        self._waiting = []
-
-    @property
-    def prompt_violations(self) -> NDArray[np.int64]:
-        """Real violations by claim and prompt."""
-        found = np.zeros((len(self.subject.claims), len(self.prompt_tokens)), np.int64)
-        for counts in self._violations.values():
-            found += counts.cpu().numpy()
-        return found
+        All are on one device; a layer never changes its companions.
+        """
+        kept = next((counts for counts in self.counts if counts.layers == layers), None)
+        if kept is None:
+            kept = Counts(self.subject, layers, tokens.device)
+            self.counts.append(kept)
+        step = max(AT_ONCE[tokens.device.type == "cpu"] // (len(layers) * self.subject.lam.shape[1]), 1)
+        worst: list[list[Tensor]] = [[] for _ in self.subject.claims]
+        for start in range(0, len(tokens), step):
+            at = slice(start, start + step)
+            part = {name: x[:, at] for name, x in records.items()}
+            kept.reduce(self.subject.values(part), tokens[at])
+            for index, found in enumerate(worst):
+                found.append(kept.judge(index, part, tokens[at]))
+        for index, found in enumerate(worst):
+            rows = np.concatenate([self.worst[index], torch.cat(found, 1).cpu().numpy()], 1)
+            self.worst[index] = rows[:, np.lexsort([*rows[:2:-1], -rows[0]])[:WORST]]
+        if self.subject.layers[0] in layers:
+            prompts = np.searchsorted(self.subject.cu_seqlens, tokens.cpu().numpy(), "right") - 1
+            self.prompt_tokens += np.bincount(prompts, minlength=len(self.prompt_tokens))
 
 
 def edges(quantity: str) -> NDArray[np.float64]:
