@@ -12,9 +12,12 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 import qed_probe as qp
+from qed_probe.eigen.claims import parse_claims
+from qed_probe.eigen.parts import labelled
 from qed_probe.eigen.run import tally_trace
-from qed_probe.eigen.sample import step_sizes
+from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
+from qed_probe.eigen.tally import Subject, Tally
 from qed_probe.errors import InputError, StoreError
 from qed_probe.kernels import MIXERS, edits
 from tests.recurrences import make_tokens
@@ -186,6 +189,26 @@ def test_the_steps_of_a_sample() -> None:
             step = (eye - torch.outer(k[i, 1], reads)) @ (eye - torch.outer(k[i, 0], a[i, 0])) @ torch.diag(g[i].exp())
             torch.testing.assert_close(found[rows[0], i], torch.linalg.svdvals(step)[0] - 1)
             torch.testing.assert_close(found[rows[1], i], torch.linalg.eigvals(step).abs().max())
+
+
+def test_layers_that_are_counted_apart_and_tokens_in_pieces_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    shape, bounds = (2, 444, 3), np.array([0, 222, 444])
+    names = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "operator_norm", "operator_norm_base")
+    records = {name: torch.from_numpy(rng.choice([-1.5, 0.25, 1.0, 1.5], shape).astype(np.float32)) for name in names}
+    subject = Subject(MIXERS["qed"], 1, 1.0, (4, 7), np.full((2, 3), 0.1), bounds, parse_claims([]))
+
+    def tallied(*pieces: tuple[list[int], slice]) -> xr.Dataset:
+        tally = Tally(subject)
+        for layers, at in pieces:
+            part = {name: x[layers, at] for name, x in records.items()}
+            tally.add(tuple(subject.layers[i] for i in layers), torch.arange(444)[at], part)
+        return labelled(tally, Sample((4, 7), 444, 3), lambda at: (at, [""] * len(at)), {"mixer": "qed"})
+
+    whole = tallied(([0, 1], slice(None)))
+    identical(tallied(([1], slice(300, None)), ([0], slice(None)), ([1], slice(300))), whole)
+    monkeypatch.setattr("qed_probe.eigen.tally.AT_ONCE", (100, 100))
+    identical(tallied(([0, 1], slice(None))), whole)
 
 
 @pytest.fixture(scope="module")
