@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
+    from qed_probe.eigen import Verdict, compare_eigen, merge_eigen, tally_eigen, tally_eigen_store, verdicts
     from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
     from qed_probe.evaluation import evaluate
     from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, contrast_traces, diff, plot
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from qed_probe.models.opening import describe, find_tokenizer
     from qed_probe.models.tokenizer import ByteTokenizer
     from qed_probe.replays import replay, replay_store
+    from qed_probe.store.eigen import open_eigen, save_eigen
     from qed_probe.store.harness import read_harness
     from qed_probe.store.outcomes import check_free, export_outcomes, open_outcomes, save_outcomes
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
@@ -35,17 +37,19 @@ __version__ = "0.1.0"
 __all__ = [
     "DIAGNOSTICS", "GRID", "MIXERS", "PRESETS", "RECIPES", "TASKS", "ByteTokenizer", "Captured", "CheckFailed",
     "CheckpointError", "Estimate", "IncompleteStoreWarning", "InputError", "Intervention", "Job", "LanguageModel", "Mixer",
-    "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "__version__", "analyses", "arm",
-    "capture", "check_free", "contrast", "contrast_published", "contrast_traces", "describe", "diff", "errors", "estimate",
-    "evaluate", "export_outcomes", "figures", "file_prompts", "find_recipe", "find_tokenizer", "kernels", "load_model",
-    "locate", "models", "niah_prompts", "open", "open_inputs", "open_outcomes", "open_replays", "open_states", "plot",
-    "preset", "read_config", "read_harness", "read_history", "read_provenance", "recurrence", "reference", "replay",
-    "replay_store", "run", "save_model", "save_outcomes", "save_replays", "store", "task_prompts", "tasks", "text_prompts",
-    "token_prompts", "trace", "train", "train_grid", "training",
+    "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "Verdict", "__version__", "analyses",
+    "arm", "capture", "check_free", "compare_eigen", "contrast", "contrast_published", "contrast_traces", "describe", "diff",
+    "errors", "estimate", "evaluate", "export_outcomes", "figures", "file_prompts", "find_recipe", "find_tokenizer",
+    "kernels", "load_model", "locate", "merge_eigen", "models", "niah_prompts", "open", "open_eigen", "open_inputs",
+    "open_outcomes", "open_replays", "open_states", "plot", "preset", "read_config", "read_harness", "read_history",
+    "read_provenance", "recurrence", "reference", "replay", "replay_store", "run", "save_eigen", "save_model",
+    "save_outcomes", "save_replays", "store", "tally_eigen", "tally_eigen_store", "task_prompts", "tasks", "text_prompts",
+    "token_prompts", "trace", "train", "train_grid", "training", "verdicts",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
 _HOMES = {
+    "eigen": ("Verdict", "compare_eigen", "merge_eigen", "tally_eigen", "tally_eigen_store", "verdicts"),
     "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
     "evaluation": ("evaluate",),
     "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot"),
@@ -59,6 +63,7 @@ _HOMES = {
     "models.tokenizer": ("ByteTokenizer",),
     "replays": ("replay", "replay_store"),
     "store.harness": ("read_harness",),
+    "store.eigen": ("open_eigen", "save_eigen"),
     "store.outcomes": ("check_free", "export_outcomes", "open_outcomes", "save_outcomes"),
     "store.replays": ("open_replays", "save_replays"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),

@@ -26,7 +26,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "tracing": ("tasks", "store"),
     "replays": ("tracing",),
     "analyses": ("replays", "evaluation"),
-    "figures": ("analyses",),
+    "eigen": ("analyses",),
+    "figures": ("eigen",),
     "gallery": ("figures", "training"),
     "cli": ("gallery", "facade"),
 }

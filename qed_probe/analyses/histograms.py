@@ -5,7 +5,7 @@ import xarray as xr
 
 from qed_probe.analyses.blocks import Array, Field, finite, fold, label_folded, mean
 from qed_probe.analyses.bounds import eigenvalue_bounds
-from qed_probe.analyses.inputs import main_edit
+from qed_probe.analyses.inputs import other_edits
 from qed_probe.kernels import MIXERS
 
 WIDTH = 0.02
@@ -76,9 +76,8 @@ def _other_edits(ds: xr.Dataset) -> dict[str, xr.DataArray]:
     """The eigenvalues of the edits beside the main one, by a name for each edit."""
     if "edit_eigenvalue" not in ds:
         return {}
-    row, e, edits = MIXERS[ds.attrs["mixer"]], ds["edit_eigenvalue"], ds.sizes["edit"]
-    main = main_edit(row, edits)
-    return {"address edit" if row.address else f"edit {m + 1}": e.isel(edit=m) for m in range(edits) if m != main}
+    found = other_edits(MIXERS[ds.attrs["mixer"]], ds.sizes["edit"])
+    return {name: ds["edit_eigenvalue"].isel(edit=m) for name, m in found.items()}
 
 
 def eigenvalue_counts(records: list[Array], edges: Array, low: float, high: float) -> dict[str, Array]:

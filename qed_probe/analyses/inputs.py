@@ -56,6 +56,12 @@ def main_edit(row: Mixer, edits: int) -> int:
     return 0 if row.address_last or row.gate == "in-context" else edits - 1
 
 
+def other_edits(row: Mixer, edits: int) -> dict[str, int]:
+    """A name for each of a token's edits beside the main one, and which of them it is."""
+    main = main_edit(row, edits)
+    return {"address edit" if row.address else f"edit {m + 1}": m for m in range(edits) if m != main}
+
+
 def _blocks(ds: xr.Dataset, inputs: xr.Dataset, names: Sequence[str], layer: int) -> Iterator[tuple[Array, dict[str, Array]]]:
     complete, part = complete_tokens(ds), inputs[list(names)].isel(layer=layer)
     token_bytes = sum(x.dtype.itemsize * prod(n for dim, n in x.sizes.items() if dim != "token") for x in part.values())

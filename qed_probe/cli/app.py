@@ -7,6 +7,7 @@ import typer
 import qed_probe as qp
 from qed_probe.cli.contrast import contrast
 from qed_probe.cli.diff import diff
+from qed_probe.cli.eigen import eigen
 from qed_probe.cli.evaluate import evaluate, sweep
 from qed_probe.cli.grid import grid
 from qed_probe.cli.info import info
@@ -26,7 +27,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, replay, evaluate, sweep, contrast, train, grid):
+for command in (trace, plot, diff, info, eigen, replay, evaluate, sweep, contrast, train, grid):
     app.command()(command)
 
 

@@ -34,8 +34,9 @@ def chosen_prompts(
     trust: bool,
     *,
     chat: bool,
+    usual: int = 16,
 ) -> "Sequence[qp.Prompt]":
-    """The prompts of whichever source is named, of the task ``niah`` if none is; raises InputError for two of them."""
+    """The prompts of whichever source is named, ``usual`` of the task ``niah`` if none is; raises InputError for two of them."""
     given = [option for option, value in sources.items() if value]
     if len(given) > 1:
         raise InputError(f"expected one source of prompts, found {' and '.join(given)}")
@@ -59,7 +60,7 @@ def chosen_prompts(
             f"--task {task}: expected a model over bytes, found one over other tokens; use --text, --prompts or --tokens"
         )
     length = _training_length(checkpoint) if length is None else length
-    return qp.task_prompts(task, length, 16 if samples is None else samples, seed)
+    return qp.task_prompts(task, length, usual if samples is None else samples, seed)
 
 
 class _Unusable:

@@ -7,7 +7,7 @@ M edits a token, P probes, N sequences.
 from qed_probe.kernels.backend import Choice
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, cut, edits
-from qed_probe.kernels.observation import Observation, merged, run
+from qed_probe.kernels.observation import Observation, erase, merged, run
 from qed_probe.kernels.reference import Reference, reference, replay
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Tokens",
     "cut",
     "edits",
+    "erase",
     "merged",
     "recurrence",
     "reference",

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from qed_probe.kernels.chunked import states
+from qed_probe.kernels.erase import ERASE
 from qed_probe.kernels.mixers import Mixer, Tokens, edits, removal_read, to_heads
 from qed_probe.kernels.packing import chunk_table, grid, runs
 from qed_probe.kernels.programs import prepare as preparing
@@ -75,6 +76,14 @@ def run(
     return found | (_records(mixer, x, shape, ends) if record else {}), x["final"]
 
 
+def erase(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...]) -> dict[str, Tensor]:
+    """The records of the erase factors, as ``run`` makes them, from its first program alone."""
+    x = _inputs(mixer, tokens, ends, record=True)
+    _prepare(x)
+    found = _prepared(x, tokens.v.shape[:3])
+    return {name: found[name] for name in ERASE if name in found}
+
+
 def _inputs(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...], *, record: bool) -> Pass:
     """Tokens ``[T, H, ...]``, contiguous, and sizes. What a mixer has none of is q again: no program looks at it."""
     (H, N, V), K, how = tokens.v.shape[2:], tokens.q.shape[-1], mixer.recorded_direction
@@ -125,7 +134,7 @@ def _prepare(x: Pass) -> None:
         "a": x.new(T, H, M, K, dtype=scaled), "a_size": x.new(T, H, M), "d": x.new(*noted, K, dtype=scaled),
         "d_size": x.new(*noted), "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
         "by_q": x.new(T, H, M), "by_d": x.new(*noted, M), "edit_eigenvalue": x.new(*noted, M),
-        "prepared": x.new(len(preparing.NOTES), *noted),
+        "edit_eigenvalue_unit": x.new(*noted, M), "prepared": x.new(len(preparing.NOTES), *noted),
     }  # fmt: skip
     x.launch(prepare, n * blocks, H, BK=_block(K, 256))
 
@@ -212,20 +221,24 @@ def _conclude(x: Pass, blocks: int) -> None:
 
 
 def _records(mixer: Mixer, x: Pass, shape: tuple[int, ...], ends: tuple[int, ...]) -> dict[str, Tensor]:
-    probed, addressed = bool(x["PROBE"]), x["ADDRESS"] >= 0
-    names = preparing.NOTES[: 14 + probed + 3 * addressed]
-    found = {name: note.view(shape) for name, note in zip(names, x["prepared"], strict=False)}
+    found, probed, addressed = _prepared(x, shape), bool(x["PROBE"]), x["ADDRESS"] >= 0
     names = reading.NOTES[: 2 + 4 * probed + 3 * addressed]
     found |= {name: note.view(shape) for name, note in zip(names, x["noted"], strict=False)}
     marked = chunk_table(ends, x["ROWS"] // x["MP"], x["q"].device).marked
     found["state_norm"] = x["squares"].sum(-1).sqrt()[marked]
     if probed:
         found["read"] = x["heard"].view(*shape, -1)
-    if x["M"] > 1:
-        found["edit_eigenvalue"] = x["edit_eigenvalue"].view(*shape, -1)
     if mixer.gate == "in-context":
         del found["budget_erase"]
     return found
+
+
+def _prepared(x: Pass, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The records that need no memory."""
+    names = preparing.NOTES[: 14 + bool(x["PROBE"]) + 3 * (x["ADDRESS"] >= 0)]
+    found = {name: note.view(shape) for name, note in zip(names, x["prepared"], strict=False)}
+    several = ("edit_eigenvalue", "edit_eigenvalue_unit") if x["M"] > 1 else ()
+    return found | {name: x[name].view(*shape, -1) for name in several}
 
 
 def _states(

@@ -10,6 +10,7 @@ from torch import Tensor
 from qed_probe.errors import InputError
 from qed_probe.kernels.backend import Backend, Choice, choose, trains
 from qed_probe.kernels.chunked import recurrence
+from qed_probe.kernels.erase import erase_records
 from qed_probe.kernels.mixers import Mixer, Tokens, canonical, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
 from qed_probe.kernels.records import records
@@ -24,7 +25,7 @@ class Observation:
     """One layer's pass, seen: what the layer fed its memory, what the memory gave back, and the records by name.
 
     ``y`` ``[B, T, H, V]`` is Sᵀq without the output's scale; ``final_state`` ``[N, H, K, V]`` and ``states``
-    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except ``edit_eigenvalue``
+    ``[positions, H, K, V]`` are the memory itself. Records are float32 ``[B, T, H]``, except those of every edit
     ``[B, T, H, M]``, ``state_norm`` ``[marks, H]`` and the vector ``read`` ``[B, T, H, V]``. ``backend`` is what ran.
     """
 
@@ -76,9 +77,33 @@ def run(
     return Observation(tokens, found.pop("y"), state, states, found, chosen)
 
 
+def erase(mixer: Mixer, tokens: Tokens, *, backend: Choice = "auto") -> dict[str, Tensor]:
+    """Record a layer's erase factors alone, which takes no pass of its memory: of ``run``'s records, ``ERASE``, to the bit.
+
+    Raises InputError as ``run`` does.
+    """
+    ready = checked(mixer, tokens)
+    B, T = ready.v.shape[:2]
+    if choose(backend, ready, seen=True, trained=False) == "triton" and T:
+        from qed_probe.kernels import fused
+
+        with torch.cuda.device(ready.q.get_device()):
+            return fused.erase(mixer, ready, bounds(B, T, None))
+    step = SEGMENT if ready.q.device.type == "cpu" else max(T, 1)
+    parts = []
+    for start in range(0, max(T, 1), step):
+        part = canonical(cut(ready, slice(start, start + step)))
+        parts.append(erase_records(mixer, part, edits(mixer, part)))
+    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+
+
 def merged(one: Observation, other: Observation, heads: Tensor) -> Observation:
     """The heads ``heads`` ``[H]`` bool of one pass, and the rest of another over the same tokens; records that both have."""
-    records = {name: _chosen(name, x, other.records[name], heads) for name, x in one.records.items() if name in other.records}
+    records = {
+        name: torch.where(heads[:, None] if x.ndim == 4 else heads, x, other.records[name])
+        for name, x in one.records.items()
+        if name in other.records
+    }
     return Observation(
         one.tokens,
         torch.where(heads[:, None], one.y, other.y),
@@ -87,10 +112,6 @@ def merged(one: Observation, other: Observation, heads: Tensor) -> Observation:
         records,
         one.backend,
     )
-
-
-def _chosen(name: str, x: Tensor, y: Tensor, heads: Tensor) -> Tensor:
-    return torch.where(heads[:, None] if name in ("read", "edit_eigenvalue") else heads, x, y)
 
 
 def _run(

@@ -168,12 +168,13 @@ def _key_records(
         "log_decay_max": g.max(),
     }
     unit = dict(x)
-    name = "removal_key" if mixer == "rwkv7" else "k"
-    unit[name] = x[name] / torch.linalg.vector_norm(x[name], dim=-1, keepdim=True).clamp(min=1e-30)
-    ku, au, _ = _plan(mixer, unit, g)[0][main]
-    row["eigenvalue_unit"] = 1 - au @ ku if unit_key else row["eigenvalue"]
+    for name in {"k", "address", "removal_key"} & set(x) - ({"k"} if mixer == "rwkv7" else set()):
+        unit[name] = x[name] / torch.linalg.vector_norm(x[name], dim=-1, keepdim=True).clamp(min=1e-30)
+    units = _plan(mixer, unit, g)[0] if unit_key else plan
+    row["eigenvalue_unit"] = 1 - units[main][1] @ units[main][0]
     if len(plan) > 1:
         row["edit_eigenvalue"] = torch.stack([1 - am @ km for km, am, _ in plan])
+        row["edit_eigenvalue_unit"] = torch.stack([1 - am @ km for km, am, _ in units])
     beta = a @ k if plain else _beta(x)
     row["budget_decay"] = 1 - row["retention"]
     row["budget_delta"] = row["retention"] * beta

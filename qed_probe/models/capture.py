@@ -8,9 +8,10 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from qed_probe.errors import InputError
-from qed_probe.kernels import Mixer, Observation
+from qed_probe.kernels import Mixer, Observation, Tokens, run
 from qed_probe.models.foreign.call import Call
 from qed_probe.models.foreign.families import Layer, find_layers
+from qed_probe.models.foreign.intercept import Observer as ForeignObserver
 from qed_probe.models.foreign.intercept import intercept
 from qed_probe.models.language import LanguageModel
 from qed_probe.models.mixer import DeltaMixer, Observer
@@ -39,6 +40,8 @@ class Captured:
 
 
 Sink = Callable[[Captured], None]
+TokenSink = Callable[[int, Mixer, Tokens], None]
+"""Called with the layer, its mixer and what it feeds its memory."""
 Found = TypeVar("Found", DeltaMixer, Layer)
 
 
@@ -59,39 +62,55 @@ def capture(
     """
     seen: list[Captured] = []
     keep = sink or seen.append
-    if not isinstance(model, nn.Module):
-        raise InputError(f"capture: expected a model, which is a torch.nn.Module, found {type(model).__name__}")
-    # What torch.compile and the like return is a module around the model.
-    native = [module for module in model.modules() if isinstance(module, LanguageModel)]
-    if len(native) > 1:
-        raise InputError(f"capture: expected one model, found {len(native)} in a {type(model).__name__}")
-    with _native(native[0], keep, layers, states_at) if native else _foreign(model, keep, layers, states_at):
+
+    def native(layer: int, mixer: DeltaMixer) -> Observer:
+        def observe(seen: Observation, output: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
+            keep(Captured(layer, mixer.acting, seen, output, mixer.scale, initial_state, cu_seqlens))
+
+        return observe
+
+    def foreign(layer: Layer, call: Call, output: Tensor) -> None:
+        kind, state, bounds = layer.family.mixer, call.initial_state, call.cu_seqlens
+        found = run(kind, call.tokens, record=True, initial_state=state, cu_seqlens=bounds, states_at=states_at)
+        keep(Captured(layer.index, kind, found, output, call.scale, state, bounds))
+
+    with _watch(model, layers, native, foreign, states_at):
         yield seen
 
 
 @contextmanager
-def _native(model: LanguageModel, sink: Sink, layers: Collection[int] | None, states_at: tuple[int, ...]) -> Iterator[None]:
-    with ExitStack() as undo:
-        for layer, mixer in _chosen(model.mixers, layers).items():
-            watching = _observer(layer, mixer, sink), states_at
-            mixer.observers.append(watching)
-            undo.callback(mixer.observers.remove, watching)
+def capture_tokens(model: Model | nn.Module, sink: TokenSink, layers: Collection[int] | None = None) -> Iterator[None]:
+    """Show what these layers feed their memories, pass by pass, without recording what the memories do; else as ``capture``."""
+
+    def native(layer: int, mixer: DeltaMixer) -> Observer:
+        return lambda seen, *_: sink(layer, mixer.acting, seen.tokens)
+
+    with _watch(model, layers, native, lambda layer, call, _: sink(layer.index, layer.family.mixer, call.tokens), None):
         yield
 
 
-def _observer(layer: int, mixer: DeltaMixer, sink: Sink) -> Observer:
-    def observe(seen: Observation, output: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
-        sink(Captured(layer, mixer.acting, seen, output, mixer.scale, initial_state, cu_seqlens))
-
-    return observe
-
-
 @contextmanager
-def _foreign(model: nn.Module, sink: Sink, layers: Collection[int] | None, states_at: tuple[int, ...]) -> Iterator[None]:
-    def observe(layer: Layer, call: Call, seen: Observation, output: Tensor) -> None:
-        sink(Captured(layer.index, layer.family.mixer, seen, output, call.scale, call.initial_state, call.cu_seqlens))
-
-    with intercept(_chosen(find_layers(model), layers).values(), observe, states_at):
+def _watch(
+    model: Model | nn.Module,
+    layers: Collection[int] | None,
+    native: Callable[[int, DeltaMixer], Observer],
+    foreign: ForeignObserver,
+    states_at: tuple[int, ...] | None,
+) -> Iterator[None]:
+    """Let one of two observers, that of the model's kind, see these layers."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"capture: expected a model, which is a torch.nn.Module, found {type(model).__name__}")
+    # What torch.compile and the like return is a module around the model.
+    models = [module for module in model.modules() if isinstance(module, LanguageModel)]
+    if len(models) > 1:
+        raise InputError(f"capture: expected one model, found {len(models)} in a {type(model).__name__}")
+    with ExitStack() as undo:
+        if not models:
+            undo.enter_context(intercept(_chosen(find_layers(model), layers).values(), foreign))
+        for layer, mixer in _chosen(models[0].mixers, layers).items() if models else ():
+            watching = native(layer, mixer), states_at
+            mixer.observers.append(watching)
+            undo.callback(mixer.observers.remove, watching)
         yield
 
 

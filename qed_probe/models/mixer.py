@@ -36,8 +36,9 @@ class DeltaMixer(nn.Module):
 
     ``strength``, one number or one a head, scales λ, or γ where there is an address and no added direction, and ``backend`` says
     what runs the recurrence. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs
-    some that this mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is recorded and
-    handed to the last of them, with the states after the packed tokens that it comes with.
+    some that this mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is handed to
+    the last of them, recorded and with the states after the packed tokens that it comes with; with None for these it is not
+    recorded.
     """
 
     random_direction: Tensor
@@ -54,7 +55,7 @@ class DeltaMixer(nn.Module):
         self.strength: float | Tensor = 1.0
         self.acting, self.acting_at, self.drawn = self.kind, None, None
         self.backend: Choice = "auto"
-        self.observers: list[tuple[Observer, tuple[int, ...]]] = []
+        self.observers: list[tuple[Observer, tuple[int, ...] | None]] = []
         hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
         self.edits = config.edits if config.mixer == "deltaproduct" else 1
         self.q_proj = nn.Linear(hidden, heads * K, bias=False)
@@ -139,17 +140,17 @@ class DeltaMixer(nn.Module):
     def _see(
         self, kind: Mixer, x: Tensor, convolved: tuple[Tensor, Tensor, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> Observation:
-        """The memory's pass as an arm, recorded while there is an observer."""
-        tokens, states_at = self._tokens(kind, x, *convolved), self.observers[-1][1] if self.observers else ()
+        """The memory's pass as an arm, recorded while there is an observer of records."""
+        tokens, states_at = self._tokens(kind, x, *convolved), self.observers[-1][1] if self.observers else None
         # The recurrence chooses its own precision: autocast would round the products inside it.
         with torch.autocast(x.device.type, enabled=False):
             return run(
                 kind,
                 tokens,
-                record=bool(self.observers),
+                record=states_at is not None,
                 initial_state=state,
                 cu_seqlens=cu_seqlens,
-                states_at=states_at,
+                states_at=states_at or (),
                 backend=self.backend,
             )
 

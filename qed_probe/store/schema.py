@@ -17,6 +17,8 @@ OUTCOMES = "qed-probe outcomes"
 """The attribute ``schema`` of a store of outcomes, which is no trace."""
 REPLAYS = "qed-probe replay"
 """The same of a store of replays."""
+EIGEN = "qed-probe eigen"
+"""The same of a store of tallied eigenvalues."""
 
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""
@@ -92,6 +94,14 @@ RECORDS = (
     _record("rho", "overlap of query and key", "ρ = qᵀk"),
     _record("eigenvalue", "non-trivial eigenvalue of the erase factor", "e = 1 − aᵀk"),
     Variable("edit_eigenvalue", ("layer", "token", "head", "edit"), "float32", "1", "eigenvalue of each edit", "1 − a_mᵀk_m"),
+    Variable(
+        "edit_eigenvalue_unit",
+        ("layer", "token", "head", "edit"),
+        "float32",
+        "1",
+        "eigenvalue of each edit with its key renormalised",
+        "1 − a_mᵀk_m with k_m/‖k_m‖, and a_m rebuilt from it",
+    ),
     _record("eigenvalue_projected", "eigenvalue after the added direction loses its key component", "1 − (b⊙k)ᵀk"),
     _record("eigenvalue_unit", "eigenvalue with the key renormalised", "e with k/‖k‖, and a, d rebuilt from it"),
     _record("key_norm", "norm of the key as used", "‖k‖"),

@@ -22,12 +22,22 @@ def _lost(g):
 
 @triton.jit
 def _operator_norm(k, a, overlap, key_norm, K):
-    """As ``records.operator_norm``."""
+    """As ``erase.operator_norm``."""
     square = tl.where(key_norm > 0, key_norm * key_norm, 1.0)
     across = a - (overlap / square)[:, None] * k
     across = key_norm * tl.sqrt(tl.sum(across * across, 1))
     both = tl.sqrt(overlap * overlap + across * across) + tl.sqrt((2 - overlap) * (2 - overlap) + across * across)
     return tl.where(K == 1, tl.abs(1 - overlap), both / 2)
+
+
+@triton.jit
+def _unit_overlap(overlap, key, opened, inside):
+    """As ``erase._unit_overlaps``: the gate's mean over channels, which no rounding takes beyond the gate's own ends."""
+    square = tl.sum(key * key, 1)
+    least = tl.min(tl.where(inside, opened, float("inf")), 1)
+    most = tl.max(tl.where(inside, opened, float("-inf")), 1)
+    mean = tl.minimum(tl.maximum(overlap / tl.where(square > 0, square, 1.0), least), most)
+    return tl.where(square > 0, mean, 0.0)
 
 
 @triton.jit
@@ -65,7 +75,7 @@ def decay(
 @triton.jit
 def prepare(
     q, k, g, gate, lam, z, address, gamma, rate, first, size,
-    a, a_size, keys, d, d_size, by_q, by_d, edit_eigenvalue, prepared, step,
+    a, a_size, keys, d, d_size, by_q, by_d, edit_eigenvalue, edit_eigenvalue_unit, prepared, step,
     H: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, K: tl.constexpr,
     N: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, G: tl.constexpr, GATE: tl.constexpr, SOURCE: tl.constexpr,
     GATED: tl.constexpr, PROJECTED: tl.constexpr, ADDED: tl.constexpr, ADDRESS: tl.constexpr, UNIT: tl.constexpr,
@@ -109,6 +119,7 @@ def prepare(
         tl.store(by_q + at * M + 1, tl.sum(query * written, 1), mask=ok)
         if RECORD:
             tl.store(edit_eigenvalue + at * M + 1, tl.full([BT], 1.0, tl.float32), mask=ok)
+            tl.store(edit_eigenvalue_unit + at * M + 1, tl.full([BT], 1.0, tl.float32), mask=ok)
         read, main = base, 0
     else:
         for n in tl.static_range(N):
@@ -143,7 +154,11 @@ def prepare(
             if n < N - 1:
                 tl.store(by_q + at * M + edit, tl.sum(query * key, 1), mask=ok)
                 if RECORD:
-                    tl.store(edit_eigenvalue + at * M + edit, 1 - tl.sum(read * key, 1), mask=ok)
+                    overlap = tl.sum(read * key, 1)
+                    tl.store(edit_eigenvalue + at * M + edit, 1 - overlap, mask=ok)
+                    if UNIT:
+                        overlap = _unit_overlap(overlap, key, opened, inside)
+                    tl.store(edit_eigenvalue_unit + at * M + edit, 1 - overlap, mask=ok)
         main = N - 1 + (1 if ADDRESS == 0 else 0)
     rho, overlap = tl.sum(query * key, 1), tl.sum(read * key, 1)
     tl.store(by_q + at * M + main, rho, mask=ok)
@@ -161,15 +176,15 @@ def prepare(
         key_norm = tl.sqrt(tl.sum(key * key, 1))
         along = tl.sum(base * key, 1)
         norm = _operator_norm(key, read, overlap, key_norm, K)
-        unit = key_norm
-        if GATE == 3:
-            unit = tl.sqrt(tl.sum(removal * removal, 1))
-        unit = tl.where(unit > 0, unit, 1.0)
         alone = overlap
         if UNIT:
-            alone = along / (unit * unit)
-            if ADDED and not PROJECTED:
-                alone += (overlap - along) / unit
+            if GATE == 3:
+                square = tl.sum(removal * removal, 1)
+                alone = along / tl.where(square > 0, square, 1.0)
+            else:
+                alone = _unit_overlap(along, key, opened, inside)
+                if ADDED and not PROJECTED:
+                    alone += (overlap - along) / tl.where(key_norm > 0, key_norm, 1.0)
         lost = tl.sum(tl.where(inside, _lost(log), 0.0), 1) / K
         retained = tl.sum(tl.where(inside, tl.exp(log), 0.0), 1) / K
         if GATE != 1:
@@ -190,6 +205,7 @@ def prepare(
         notes = note(notes, retained * erased, ok, step)
         if M > 1:
             tl.store(edit_eigenvalue + at * M + main, 1 - overlap, mask=ok)
+            tl.store(edit_eigenvalue_unit + at * M + main, 1 - alone, mask=ok)
         if SOURCE > 0:
             size = scale(direction)
             tl.store(d + of_k, direction * (1 / size)[:, None], mask=inside)
@@ -202,7 +218,12 @@ def prepare(
             cosine = tl.sum(aimed * key, 1)
             if SOURCE > 0:
                 tl.store(by_d + at * M + ADDRESS, erased * tl.sum(direction * aimed, 1), mask=ok)
-            tl.store(edit_eigenvalue + at * M + ADDRESS, 1 - erased * tl.sum(aimed * aimed, 1), mask=ok)
+            square = tl.sum(aimed * aimed, 1)
+            tl.store(edit_eigenvalue + at * M + ADDRESS, 1 - erased * square, mask=ok)
+            alone = erased * square
+            if UNIT:
+                alone = tl.where(square > 0, erased, 0.0)
+            tl.store(edit_eigenvalue_unit + at * M + ADDRESS, 1 - alone, mask=ok)
             notes = note(notes, cosine, ok, step)
             notes = note(notes, by_address, ok, step)
             notes = note(notes, erased * beta * tl.abs(cosine), ok, step)

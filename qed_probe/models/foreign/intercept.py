@@ -11,23 +11,22 @@ import torch
 from torch import Tensor
 
 from qed_probe.errors import InputError
-from qed_probe.kernels import Observation, run
 from qed_probe.models.foreign.call import Call, not_pads, pack, read_call
 from qed_probe.models.foreign.families import Layer
 
-Observer = Callable[[Layer, Call, Observation, Tensor], None]
-"""Called after a kernel's call with what was read of it, what was seen, and the kernel's own output ``[B, T, H, V]``, which have
-no pads: where the layer was given a mask, its rows are packed into one."""
+Observer = Callable[[Layer, Call, Tensor], None]
+"""Called after a kernel's call with what was read of it and the kernel's own output ``[B, T, H, V]``, which have no pads: where
+the layer was given a mask, its rows are packed into one."""
 
 
 @contextmanager
-def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[int, ...]) -> Iterator[None]:
+def intercept(layers: Collection[Layer], observer: Observer) -> Iterator[None]:
     """Show every call of these layers' kernels to the observer while the context lasts, and restore everything on exit.
 
     Where contexts are nested, a layer's calls go to the inner one. A layer that is run again for its gradient is not shown again.
     Raises InputError on exit if a layer's kernel was never called, or not in every pass.
     """
-    watches = [_Watch(layer, observer, states_at) for layer in layers]
+    watches = [_Watch(layer, observer) for layer in layers]
     with ExitStack() as undo:
         undo.callback(_leave, watches)
         for watch in watches:
@@ -49,8 +48,8 @@ def intercept(layers: Collection[Layer], observer: Observer, states_at: tuple[in
 class _Watch:
     """One layer that is looked at."""
 
-    def __init__(self, layer: Layer, observer: Observer, states_at: tuple[int, ...]) -> None:
-        self.layer, self.observer, self.states_at = layer, observer, states_at
+    def __init__(self, layer: Layer, observer: Observer) -> None:
+        self.layer, self.observer = layer, observer
         self.reached, self.silent, self.over = False, False, False
 
     def __deepcopy__(self, memo: object) -> "_Watch":
@@ -73,15 +72,7 @@ class _Watch:
 
     def see(self, call: Call, output: Tensor) -> None:
         with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
-            seen = run(
-                self.layer.family.mixer,
-                call.tokens,
-                record=True,
-                initial_state=call.initial_state,
-                cu_seqlens=call.cu_seqlens,
-                states_at=self.states_at,
-            )
-        self.observer(self.layer, call, seen, output.detach())
+            self.observer(self.layer, call, output.detach())
 
 
 @dataclass
