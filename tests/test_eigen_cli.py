@@ -14,6 +14,7 @@ import zarr
 
 import qed_probe as qp
 from qed_probe import cli
+from qed_probe.errors import StoreError
 from tests.test_eigen import identical
 
 Capture = pytest.CaptureFixture[str]
@@ -137,3 +138,14 @@ def test_bad_input_is_one_line(place: Path, command: str, named: str, monkeypatc
     assert err.startswith("qed-probe: error: ")
     assert err.count("\n") == 1
     assert named in err
+
+
+def test_kept_counts_are_described_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    qp.save_eigen(qp.tally_eigen(None, qp.niah_prompts(400, 2, 0)), tmp_path / "kept.zarr")
+    assert call(monkeypatch, "info", tmp_path / "kept.zarr") == 0
+    assert "800 of 800" in capsys.readouterr().out
+    drawn = {path.name for path in qp.plot(tmp_path / "kept.zarr", tmp_path / "plots", formats=["png"])}
+    assert {"eigen-histogram.png", "eigen-maps.png", "eigen-strength.png", "eigen-growth.png"} <= drawn
+    qp.trace(None, qp.niah_prompts(400, 1, 0), tmp_path / "run.zarr")
+    with pytest.raises(StoreError, match="stores of one kind, found a trace store at .* beside a store of eigenvalues"):
+        qp.plot([tmp_path / "run.zarr", tmp_path / "kept.zarr"], tmp_path / "plots")

@@ -20,7 +20,7 @@ Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
     from qed_probe.store import place
-    from qed_probe.store.schema import OUTCOMES
+    from qed_probe.store.schema import EIGEN, OUTCOMES
 
     where = path if path.exists() else qp.locate(path)
     if not where.exists():
@@ -29,7 +29,8 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     if not store:
         facts = list(_checkpoint(where, trust_remote_code))
     else:
-        facts = list(_outcomes(where) if place.kind(where) == place.KINDS[OUTCOMES] else _store(where))
+        says = {place.KINDS[OUTCOMES]: _outcomes, place.KINDS[EIGEN]: _eigen}
+        facts = list(says.get(place.kind(where), _store)(where))
     screen.facts(str(path), facts)
     if store:
         typer.echo(f"next: qed-probe plot {path}")
@@ -43,6 +44,14 @@ def _outcomes(path: Path) -> Iterator[tuple[str, object]]:
     for name in ("model", "arm", "seed", "task", "length", "strength"):
         values = sorted({*ds[name].values.tolist()})
         yield name, ", ".join(map(str, values[:12])) + (f", +{len(values) - 12} more" if len(values) > 12 else "")
+    yield "size", _size(path)
+    yield from ds.attrs.items()
+
+
+def _eigen(path: Path) -> Iterator[tuple[str, object]]:
+    ds = qp.open_eigen(path)
+    yield "tokens", f"{int(ds['prompt_tokens'].sum()):,} of {int(ds['prompt_length'].sum()):,}"
+    yield "claims", ", ".join(ds["claim"].values.tolist())
     yield "size", _size(path)
     yield from ds.attrs.items()
 

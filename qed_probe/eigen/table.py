@@ -12,6 +12,8 @@ from qed_probe.eigen.tally import edges, mean
 from qed_probe.errors import InputError
 
 Array = NDArray[Any]
+TABLE = "qed-probe eigen table"
+"""The attribute ``schema`` of what ``compare_eigen`` returns."""
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 CONFIDENCE = 0.95
 FILL: dict[str, Any] = {"worst_token_text": "", **dict.fromkeys(("first_nonfinite", "steps", "seed"), -1)}
@@ -71,7 +73,7 @@ def compare_eigen(tallies: Mapping[str, xr.Dataset]) -> xr.Dataset:
     order = {label: list(dict.fromkeys(x for row in rows for x in row[label].values.tolist())) for label in ("quantity", "claim")}
     joined = joined.sel(order).assign_coords(run=[*tallies])
     joined["bin_edges"] = (("quantity", "edge"), np.stack([edges(quantity) for quantity in order["quantity"]]))
-    joined.attrs = {"schema": "qed-probe eigen table", "subject": ", ".join(dict.fromkeys(joined["mixer"].values.tolist()))}
+    joined.attrs = {"schema": TABLE, "subject": ", ".join(dict.fromkeys(joined["mixer"].values.tolist()))}
     return joined
 
 
