@@ -147,5 +147,5 @@ def test_kept_counts_are_described_and_drawn(tmp_path: Path, monkeypatch: pytest
     drawn = {path.name for path in qp.plot(tmp_path / "kept.zarr", tmp_path / "plots", formats=["png"])}
     assert {"eigen-histogram.png", "eigen-maps.png", "eigen-strength.png", "eigen-growth.png"} <= drawn
     qp.trace(None, qp.niah_prompts(400, 1, 0), tmp_path / "run.zarr")
-    with pytest.raises(StoreError, match="stores of one kind, found a trace store at .* beside a store of eigenvalues"):
+    with pytest.raises(StoreError, match=r"stores of one kind, found a trace store at .* beside a store of eigenvalues"):
         qp.plot([tmp_path / "run.zarr", tmp_path / "kept.zarr"], tmp_path / "plots")
