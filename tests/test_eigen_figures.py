@@ -267,7 +267,7 @@ def test_coarse_bars_keep_every_count_that_has_a_place() -> None:
     assert lost == 8
 
 
-@pytest.mark.parametrize(("layers", "heads", "runs"), [(1, 1, 1), (2, 3, 2), (24, 6, 1), (2, 6, 5)])
+@pytest.mark.parametrize(("layers", "heads", "runs"), [(1, 1, 1), (2, 3, 2), (24, 6, 1), (2, 4, 3)])
 def test_all_figures_are_readable(layers: int, heads: int, runs: int) -> None:
     ds = join(*(synthetic_eigen(layers, heads, 50, name=f"checkpoints/qed-nogate-noproj-{i}", steps=i) for i in range(runs)))
     carried = figures.eigen_figures(ds)

@@ -21,7 +21,7 @@ from qed_probe.training import GRID, Job, Recipe, arm, find_recipe, train, train
 from qed_probe.training.arms import parameters
 from tests.test_training import assert_same_run, state
 
-RECIPE = Recipe(steps=3, batch=20, length=380, rate=1e-3, micro_batch=20, task="niah", warmup=1, log_every=1, save_every=1)
+RECIPE = Recipe(steps=3, batch=4, length=380, rate=1e-3, micro_batch=4, task="niah", warmup=1, log_every=1, save_every=1)
 FAILING = Job("gdn2", 0, "tokens")
 """It lacks the file of tokens."""
 
@@ -78,7 +78,7 @@ def test_runs_go_on_fail_alone_and_are_done_once(tmp_path: Path) -> None:
             progress=lambda *x: seen.append(x),
         )
     assert_same_run(tmp_path / "grid" / job.name, tmp_path / "alone" / job.name)
-    total = 2 * 3 * 20 * 380
+    total = 2 * 3 * RECIPE.batch * RECIPE.length
     assert {whole for _, whole in seen} == {total}
     assert seen[-1][0] == total // 2
     files = [*(tmp_path / "grid" / job.name).iterdir()]
