@@ -24,7 +24,6 @@ from qed_probe.figures import eigen_parts as parts
 from qed_probe.figures.eigen_growth import draw_eigen_growth, has_growth
 from qed_probe.figures.eigen_ranges import draw_eigen_ridge, draw_eigen_steps, draw_eigen_strength, has_steps, has_strength
 
-EDIT_COLOURS = (style.ORANGE, style.PURPLE, style.GREEN)
 COUNTED = {
     "outside": "outside the bounds",
     "below_zero": "below 0",
@@ -56,7 +55,7 @@ def draw_eigen_histogram(ds: xr.Dataset) -> Figure:
     """
     figure = style.new_figure(style.PAGE, 0.5 + 1.15 * ds.sizes["run"])
     grid = figure.subplots(ds.sizes["run"], 2, sharex="col", squeeze=False, width_ratios=[2.1, 1])
-    edits = dict(zip(parts.other_edits(ds), cycle(EDIT_COLOURS), strict=False))
+    edits = dict(zip(parts.other_edits(ds), cycle(style.EDITS), strict=False))
     lost, ends = 0, [0.0, 1.0]
     for (panel, beside), (name, run) in zip(grid, parts.each_run(ds), strict=True):
         counts, edges, beyond = parts.e_bars(run, parts.USED)

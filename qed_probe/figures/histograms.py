@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from qed_probe.figures import style
 
-EDIT_COLOURS = (style.ORANGE, style.PURPLE, style.GREEN)
 OUTSIDE = {
     "outside_theory": "outside the bounds",
     "below_zero": "below 0",
@@ -28,7 +27,7 @@ def draw_eigenvalues(ds: xr.Dataset) -> Figure:
     figure, top, rows = _stack(used, "eigenvalue e = 1 − aᵀk")
     _draw_bounds(top, rows, ds)
     others = [str(name) for name in ds["record"].values if not str(name).startswith("eigenvalue")]
-    for name, colour in zip(others, cycle(EDIT_COLOURS), strict=False):
+    for name, colour in zip(others, cycle(style.EDITS), strict=False):
         counts = ds["counts"].sel(record=name).sum("layer").values
         top.stairs(counts, ds["edges"].values, color=colour, linewidth=1.2, label=name)
     if others:

@@ -23,6 +23,8 @@ COLUMN, PAGE = 3.4, 7.0
 ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
+EDITS = ORANGE, PURPLE, GREEN
+"""Of a token's other edits, beside the main one."""
 EMPTY = "#D9D9D9"
 INK, GREY = "0.25", "0.45"
 

@@ -1,11 +1,9 @@
 """What was counted of a run's erase factors, or of a part of its prompts, as one small zarr store."""
 
-import json
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from qed_probe.errors import StoreError
@@ -66,12 +64,7 @@ LABELS = ("quantity", "margin", "layer", "claim")
 
 def make_eigen(columns: Mapping[str, object], coords: Mapping[str, object], attrs: Mapping[str, object]) -> xr.Dataset:
     """A labelled tally from its arrays, the labels of ``LABELS`` and what ran; raises StoreError as ``check_eigen`` does."""
-    ds = xr.Dataset({name: (VARIABLES[name].dims, np.asarray(x)) for name, x in columns.items()}, dict(coords))
-    for name, row in VARIABLES.items():
-        if name in ds:
-            formula = {"formula": row.formula} if row.formula else {}
-            ds[name].attrs = {"long_name": row.long_name, "units": row.units, **formula}
-    ds.attrs = schema.plain(json.loads(json.dumps({"schema": schema.EIGEN, "schema_version": VERSION, **attrs})))
+    ds = whole.table(VARIABLES, columns, coords, {"schema": schema.EIGEN, "schema_version": VERSION, **attrs})
     check_eigen(ds)
     return ds
 

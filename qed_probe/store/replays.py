@@ -1,10 +1,8 @@
 """What other erase directions would have done, as one small zarr store."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import xarray as xr
 
 from qed_probe.errors import StoreError
@@ -52,12 +50,7 @@ VARIABLES = {
 
 def make_replays(columns: Mapping[str, object], coords: Mapping[str, object], attrs: Mapping[str, object]) -> xr.Dataset:
     """A labelled table of replays from arrays by name and the labels of ``CELL``; raises StoreError as ``check_replays`` does."""
-    ds = xr.Dataset({name: (VARIABLES[name].dims, np.asarray(x)) for name, x in columns.items()}, dict(coords))
-    for name, row in VARIABLES.items():
-        if name in ds:
-            formula = {"formula": row.formula} if row.formula else {}
-            ds[name].attrs = {"long_name": row.long_name, "units": row.units, **formula}
-    ds.attrs = schema.plain(json.loads(json.dumps({"schema": schema.REPLAYS, "schema_version": VERSION, **attrs})))
+    ds = whole.table(VARIABLES, columns, coords, {"schema": schema.REPLAYS, "schema_version": VERSION, **attrs})
     check_replays(ds)
     return ds
 

@@ -1,17 +1,32 @@
 """Small stores of results: one zarr group a table, written aside and renamed whole, so that there never is a part of one."""
 
+import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 import zarr
 
 from qed_probe.errors import StoreError
 from qed_probe.store import place
+from qed_probe.store.schema import Variable, plain
+
+
+def table(
+    rows: Mapping[str, Variable], columns: Mapping[str, object], coords: Mapping[str, object], attrs: Mapping[str, object]
+) -> xr.Dataset:
+    """Arrays by name as a Dataset, each along the dims and with the words of its row; attributes as a store gives them back."""
+    ds = xr.Dataset({name: (rows[name].dims, np.asarray(x)) for name, x in columns.items()}, dict(coords))
+    for name, row in rows.items():
+        if name in ds:
+            formula = {"formula": row.formula} if row.formula else {}
+            ds[name].attrs = {"long_name": row.long_name, "units": row.units, **formula}
+    return ds.assign_attrs(plain(json.loads(json.dumps(dict(attrs)))))
 
 
 def put(path: str | Path, write: Callable[[Path], None], *, schema: str, overwrite: bool) -> None:
