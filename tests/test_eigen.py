@@ -234,6 +234,15 @@ def test_a_trace_comes_to_the_same_as_a_stream(whole: xr.Dataset, prompts: Any, 
     identical(qp.tally_eigen_store(tmp_path / "run.zarr"), whole)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", [None, "eda-tiny"])
+def test_a_trace_comes_to_the_same_as_a_stream_on_a_gpu(model: str | None, prompts: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    how: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16"}
+    qp.trace(model, prompts, tmp_path / "run.zarr", vectors="none", save_inputs=True, **how)
+    identical(qp.tally_eigen_store(tmp_path / "run.zarr"), qp.tally_eigen(model, prompts, **how))
+
+
 def test_parts_come_to_the_same_as_the_whole(whole: xr.Dataset, prompts: Any, tmp_path: Path) -> None:  # noqa: ANN401
     parts = [qp.tally_eigen(None, prompts, part=(i, 5)) for i in range(1, 6)]  # three packs: two parts have none
     for i, part in enumerate(parts):

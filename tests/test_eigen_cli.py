@@ -84,18 +84,25 @@ def test_parts_and_a_store_and_a_stream_side_by_side(place: Path, monkeypatch: p
     assert "\n whole.zarr  eigenvalue" in capfd.readouterr().out
 
 
-def test_processes_of_torchrun_come_to_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]),
+    ],
+)
+def test_processes_of_torchrun_come_to_the_same(device: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qed_probe.tracing.plan.PACK", 512)
     script = place / "command.py"
     script.write_text(f"from qed_probe.tracing import plan; plan.PACK = 512; {MAIN}")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "eigen"]
-    words += ["model", "--prompts", "sixty.txt", "-o", "two.zarr", "--json"]
+    words += ["model", "--prompts", "sixty.txt", "-o", "two.zarr", "--json", "--device", device]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     assert [x["verdict"] for x in json.loads(done.stdout)["verdicts"]] == ["holds", "holds"]
-    assert call(monkeypatch, "eigen", "model", "--prompts", "sixty.txt", "-o", "one.zarr") == 0
+    assert call(monkeypatch, "eigen", "model", "--prompts", "sixty.txt", "-o", "one.zarr", "--device", device) == 0
     identical(qp.open_eigen("two.zarr"), qp.open_eigen("one.zarr"))
 
 

@@ -1,5 +1,6 @@
 """What a whole step does to the memory: ‖M_tD_t‖₂ − 1 and the spectral radius of M_tD_t, on a sample of tokens and heads."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -41,10 +42,15 @@ class Sample:
     def steps(self) -> NDArray[np.float64]:
         """The rows ``STEPS``, ``[4, sample]``, NaN where a token has not come by."""
         found = np.full((len(STEPS), len(self.layer)), np.nan)
-        for chosen, ready in self._seen:
+
+        def fill(chosen: NDArray[np.int64], ready: Edits) -> None:
             at, head = torch.arange(len(chosen)), torch.from_numpy(self.head[chosen])
             k, a, base, g = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
             found[:, chosen] = step_sizes(k, a, base, g, main=ready.main).numpy()
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # LAPACK takes one matrix after another, on one core
+            for _ in pool.map(fill, *zip(*self._seen, strict=True)) if self._seen else ():
+                pass
         return found
 
 
