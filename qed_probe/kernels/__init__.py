@@ -9,12 +9,14 @@ from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, cut, edits
 from qed_probe.kernels.observation import Observation, erase, merged, run
 from qed_probe.kernels.reference import Reference, reference, replay
+from qed_probe.kernels.sources import Factors, factor, weights
 
 __all__ = [
     "MIXERS",
     "Choice",
     "Direction",
     "Edits",
+    "Factors",
     "Mixer",
     "Observation",
     "Read",
@@ -23,9 +25,11 @@ __all__ = [
     "cut",
     "edits",
     "erase",
+    "factor",
     "merged",
     "recurrence",
     "reference",
     "replay",
     "run",
+    "weights",
 ]

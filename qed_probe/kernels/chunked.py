@@ -76,8 +76,8 @@ def recurrence(
     # Probes are products of their own: asking for them leaves the bits of y as they are.
     rows = [torch.cat([_fill(layout, x, dtype) for x in (a, q[..., None, :])], -2)]
     rows += [] if probes is None else [_fill(layout, probes, dtype).contiguous()]
-    within, entering, leaving, total = _couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
-    lower = _no_dust(_add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3))
+    within, entering, leaving, total = couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
+    lower = _no_dust(add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3))
     known = torch.cat([entering[0][..., :M, :].flatten(2, 3), lower @ w], -1)
     seen, found = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
     carry = _no_dust(_add(torch.diag_embed(total.expand(*total.shape[:2], K)), leaving, _no_dust(seen), sign=-1))
@@ -131,7 +131,7 @@ def _fill(layout: Grid, x: Tensor, dtype: torch.dtype) -> Tensor:
     return layout.fill(x.to(dtype).flatten(0, 1))
 
 
-def _couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+def couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """The decayed products of every row with every column of an earlier token, and what decays from the start and to the end.
 
     ``rows`` are ``[n, H, C, R, K]`` each, ``c`` ``[n, H, C, M, K]`` the columns k_1..k_M, ``decay`` ``[n, H, C, 1, K or 1]``.
@@ -169,7 +169,7 @@ def _decay_half(pairs: Tensor, half: int, decay: Tensor) -> Tensor:
     return pairs
 
 
-def _add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
+def add_own_edits(lower: Tensor, a: Tensor, k: Tensor) -> Tensor:
     """Let edit m of a token see its own token's edits before m: nothing to add where M = 1."""
     n, H, C, M, _ = a.shape
     if M == 1:

@@ -14,7 +14,12 @@ from typing import Any
 from qed_probe.errors import StoreError
 from qed_probe.store import schema
 
-KINDS = {schema.OUTCOMES: "a store of outcomes", schema.REPLAYS: "a store of replays", schema.EIGEN: "a store of eigenvalues"}
+KINDS = {
+    schema.OUTCOMES: "a store of outcomes",
+    schema.REPLAYS: "a store of replays",
+    schema.EIGEN: "a store of eigenvalues",
+    schema.MEMORY: "a store of memories",
+}
 """Stores that are no traces, in words, by their attribute ``schema``."""
 
 

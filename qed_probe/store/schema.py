@@ -19,6 +19,8 @@ REPLAYS = "qed-probe replay"
 """The same of a store of replays."""
 EIGEN = "qed-probe eigen"
 """The same of a store of tallied eigenvalues."""
+MEMORY = "qed-probe memory"
+"""The same of a store of what reads contain and memories hold."""
 
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""

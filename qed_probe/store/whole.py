@@ -26,7 +26,12 @@ def table(
         if name in ds:
             formula = {"formula": row.formula} if row.formula else {}
             ds[name].attrs = {"long_name": row.long_name, "units": row.units, **formula}
-    return ds.assign_attrs(plain(json.loads(json.dumps(dict(attrs)))))
+    return ds.assign_attrs(plain_attrs(attrs))
+
+
+def plain_attrs(attrs: Mapping[str, object]) -> dict[str, object]:
+    """Attributes as a store gives them back."""
+    return plain(json.loads(json.dumps(dict(attrs))))
 
 
 def put(path: str | Path, write: Callable[[Path], None], *, schema: str, overwrite: bool) -> None:

@@ -1,0 +1,177 @@
+"""Every table of a run: of a checkpoint as it runs over prompts, or of traces that kept their inputs."""
+
+import itertools
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from qed_probe.errors import InputError
+from qed_probe.kernels import MIXERS, Choice
+from qed_probe.memory.sources import Sources
+from qed_probe.memory.subject import Part, Subject, subject_of
+from qed_probe.models.capture import Captured
+from qed_probe.models.device import enough_memory
+from qed_probe.replays.inputs import LayerInputs, captured_inputs
+from qed_probe.replays.run import KEPT, _layers, _of_pack, _whole_prompts
+from qed_probe.store import reader
+from qed_probe.store.memory import make_memory
+from qed_probe.tasks.prompts import Prompt
+from qed_probe.tracing.passes import forward
+from qed_probe.tracing.plan import PACK, make_plan, packs
+from qed_probe.tracing.run import Progress
+
+PARTS: dict[str, type[Part]] = {"sources": Sources}
+"""What can be asked for, by name; all of it if nothing is."""
+
+
+@dataclass
+class _Run:
+    """The parts that were asked for, and what could not be taken."""
+
+    subject: Subject
+    parts: list[Part]
+    nonfinite: dict[int, set[int]] = field(default_factory=dict)
+
+    def add(self, layer: LayerInputs) -> None:
+        """Let every part see a layer's finite prompts."""
+        good, bad = _finite(layer)
+        self.nonfinite.setdefault(layer.index, set()).update(bad)
+        if good is not None:
+            for part in self.parts:
+                part.add(good)
+
+    def dataset(self, attrs: dict[str, object]) -> xr.Dataset:
+        """All tables as one, with the number of prompts of each layer whose inputs were not all finite."""
+        lost = [len(self.nonfinite.get(layer, ())) for layer in self.subject.layers]
+        tables = [part.table() for part in self.parts]
+        return make_memory(tables, self.subject.layers, self.subject.heads, np.array(lost, np.int64), attrs)
+
+
+def memory(
+    checkpoint: str | Path | None,
+    prompts: Sequence[Prompt],
+    *,
+    only: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    strength: float = 1.0,
+    backend: Choice = "auto",
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Look into the memories of a checkpoint, the bundled one's if None, while it runs over prompts, once.
+
+    What there is to see is ``PARTS``: ``only`` some of them, or all; ``store.memory.VARIABLES`` says what each variable is. The
+    other keywords are those of ``trace``. Prompts whose inputs are not all finite in a layer are left out there, and counted.
+    Raises InputError for a part that is none and for what ``trace`` refuses, CheckpointError, and CheckFailed if the weights of
+    what was written do not add up to what the model read.
+    """
+    parts = _chosen(only)
+    how: dict[str, Any] = {"layers": layers, "device": device, "dtype": dtype, "strength": strength, "backend": backend}
+    plan = make_plan(checkpoint, prompts, vectors="none", **how)
+    layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
+    mixer = MIXERS[str(layout.attrs["mixer"])]
+    subject = subject_of(mixer, layout.layers, layout.heads, ((len(x.tokens), x.roles) for x in plan.prompts))
+    run = _Run(subject, [PARTS[name](subject) for name in parts])
+    for pack in plan.packs:
+
+        def sink(captured: Captured, _: int, numbers: range = range(pack.start, pack.stop)) -> None:
+            nonlocal done
+            run.add(captured_inputs(captured, numbers))
+            done += captured.output.shape[1]
+            if progress is not None:
+                progress(done, total)
+
+        ids = np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])
+        with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"), torch.inference_mode():
+            forward(plan, pack, torch.from_numpy(ids).to(plan.model.device), sink)
+    attrs = {name: x for name, x in {**layout.attrs, **layout.provenance}.items() if name in KEPT}
+    counts = {"prompts": len(prompts), "tokens": layout.sizes["token"], "tokens_incomplete": 0, "source": "model"}
+    return run.dataset(attrs | counts)
+
+
+def memory_store(
+    stores: str | Path | Iterable[str | Path],
+    *,
+    only: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Look from traces that kept their inputs into what ``memory`` looks into from a model, layer by layer, with no model.
+
+    Prompts that are not complete are left out. Raises InputError and CheckFailed as ``memory`` does, and StoreError for traces
+    without inputs or without a complete prompt.
+    """
+    parts = _chosen(only)
+    paths = [stores] if isinstance(stores, str | Path) else [*stores]
+    trace = reader.open(*paths)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
+        inputs = reader.open_inputs(*paths)
+    bounds = trace["cu_seqlens"].values
+    whole, _ = _whole_prompts(trace)
+    lengths = np.diff(bounds)[whole]
+    roles = trace["role"].values.astype(str) if "role" in trace else None
+    spans = ((int(bounds[i]), int(bounds[i + 1])) for i in whole)
+    known = ((b - a, None if roles is None else roles[a:b]) for a, b in spans)
+    wanted, done = tuple(_layers(trace["layer"].values.tolist(), layers)), 0
+    subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known)
+    run = _Run(subject, [PARTS[name](subject) for name in parts])
+    for layer in wanted:
+        for pack in packs(lengths.tolist(), PACK):
+            run.add(_of_pack(inputs, trace["lambda"], layer, whole[pack], range(pack.start, pack.stop)))
+            done += int(lengths[pack].sum())
+            if progress is not None:
+                progress(done, len(wanted) * int(lengths.sum()))
+    attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
+    counts = {"prompts": len(whole), "tokens": int(lengths.sum()), "source": "store"}
+    return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum())})
+
+
+def _chosen(only: Sequence[str] | None) -> list[str]:
+    unknown = [name for name in only or () if name not in PARTS]
+    if unknown or (only is not None and not only):
+        raise InputError(f"only: expected some of {', '.join(PARTS)}, found {', '.join(unknown) or 'none'}")
+    return [name for name in PARTS if only is None or name in only]
+
+
+def _finite(layer: LayerInputs) -> tuple[LayerInputs | None, list[int]]:
+    """A layer's inputs over the prompts of which all are finite (a decay may be −∞), and the numbers of the others."""
+    e, lost = layer.edits, torch.zeros(layer.edits.q.shape[1], dtype=torch.bool, device=layer.edits.q.device)
+    for x in (e.q, e.k, e.a, e.u, e.base, e.g.nan_to_num(torch.nan, torch.nan, 0)):
+        lost |= ~x[0].flatten(1).isfinite().all(1)
+    spans = list(itertools.pairwise(layer.ends))
+    keep = [not bool(lost[a:b].any()) for a, b in spans]
+    bad = [number for number, good in zip(layer.prompts, keep, strict=True) if not good]
+    if not bad:
+        return layer, bad
+    if len(bad) == len(spans):
+        return None, bad
+    tokens = torch.cat([torch.arange(a, b, device=lost.device) for (a, b), good in zip(spans, keep, strict=True) if good])
+    return _at(layer, tokens, keep), bad
+
+
+def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
+    """The same over some of its prompts, whose packed tokens are given."""
+    e = layer.edits
+    by_token = {name: getattr(e, name)[:, tokens] for name in ("q", "g", "k", "a", "u", "base")}
+    lengths = [b - a for (a, b), good in zip(itertools.pairwise(layer.ends), keep, strict=True) if good]
+    state = layer.initial_state
+    return replace(
+        layer,
+        edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
+        gate=layer.gate[:, tokens],
+        gamma=None if layer.gamma is None else layer.gamma[:, tokens],
+        source=None if layer.source is None else layer.source[:, tokens],
+        ends=(0, *itertools.accumulate(lengths)),
+        prompts=tuple(number for number, good in zip(layer.prompts, keep, strict=True) if good),
+        initial_state=None if state is None else state[torch.tensor(keep, device=state.device)],
+        output=layer.output[:, tokens],
+    )
