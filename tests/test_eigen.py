@@ -19,7 +19,11 @@ from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
 from qed_probe.eigen.tally import Subject, Tally
 from qed_probe.errors import InputError, StoreError
-from qed_probe.kernels import MIXERS, edits
+from qed_probe.kernels import MIXERS, edits, run
+from qed_probe.models.capture import Captured
+from qed_probe.replays.inputs import stored_edits
+from qed_probe.store import schema
+from qed_probe.tracing.inputs import inputs
 from tests.recurrences import make_tokens
 from tests.synthetic_store import TEXT, synthetic_store
 
@@ -28,7 +32,8 @@ CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
 def made(records: Mapping[str, ArrayLike] | None = None, edit: ArrayLike | None = None, **how: Any) -> xr.Dataset:  # noqa: ANN401
     """A trace whose records are given, and where they are not, a mixer's that leaves e at 0.5."""
-    plain = {"eigenvalue": 0.5, "eigenvalue_unit": 0.5, "eigenvalue_projected": 0.5, "operator_norm": 1, "operator_norm_base": 1}
+    plain = dict.fromkeys(("eigenvalue", "eigenvalue_unit", "eigenvalue_projected"), 0.5)
+    plain |= dict.fromkeys(("key_norm", "operator_norm", "operator_norm_base"), 1.0)
     ds = synthetic_store(records={**plain, **(records or {})}, **how)
     if edit is not None:
         ds["edit_eigenvalue"] = (("layer", "token", "head", "edit"), np.asarray(edit, np.float32))
@@ -209,6 +214,28 @@ def test_layers_that_are_counted_apart_and_tokens_in_pieces_come_to_the_same(mon
     identical(tallied(([1], slice(300, None)), ([0], slice(None)), ([1], slice(300))), whole)
     monkeypatch.setattr("qed_probe.eigen.tally.AT_ONCE", (100, 100))
     identical(tallied(([0, 1], slice(None))), whole)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_edits_of_any_mixer_come_back_from_a_store(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=6)
+    ready, seen = edits(MIXERS[mixer], tokens), run(MIXERS[mixer], tokens, backend="torch")
+    kept = inputs(Captured(0, MIXERS[mixer], seen, seen.y, 1.0, None, None))
+    rows = {key: schema.variable(key, edit_inputs=tokens.v.ndim == 5) for key in kept}
+    columns = {row.name: (row.dims[1:], kept[key][0].numpy()) for key, row in rows.items()}
+    found = stored_edits(xr.Dataset(columns, attrs={"mixer": mixer}))
+    assert found.main == ready.main
+    for name in ("k", "a", "base"):
+        assert torch.equal(getattr(found, name), getattr(ready, name)), name
+
+
+@pytest.mark.parametrize("mixer", ["linear", "deltaproduct"])
+def test_a_trace_without_channel_gates_comes_to_the_same_as_a_stream(mixer: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    qp.save_model(qp.LanguageModel(qp.ModelConfig(mixer, 16, 1, 2, 8, 4, 16, 256, "bytes", gate_max=2.0)), tmp_path / "model")
+    few = qp.text_prompts(["an", "erase", "x"], qp.ByteTokenizer())
+    qp.trace(tmp_path / "model", few, tmp_path / "run.zarr", save_inputs=True, vectors="none")
+    identical(qp.tally_eigen_store(tmp_path / "run.zarr"), qp.tally_eigen(tmp_path / "model", few))
 
 
 @pytest.fixture(scope="module")
