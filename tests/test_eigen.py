@@ -238,6 +238,17 @@ def test_a_trace_without_channel_gates_comes_to_the_same_as_a_stream(mixer: str,
     identical(qp.tally_eigen_store(tmp_path / "run.zarr"), qp.tally_eigen(tmp_path / "model", few))
 
 
+def test_a_claim_that_a_run_was_not_counted_for_has_no_verdict() -> None:
+    e = np.full((2, 60 * 222, 3), 0.5, np.float32)
+    e[0, 0, 0] = 1.5
+    one = tally_trace(made({"eigenvalue": e, "eigenvalue_unit": e}, prompts=60), claims=["abs<=2"])
+    other = tally_trace(made(prompts=60), claims=["abs<=1", "theory"])
+    table = qp.compare_eigen({"one": one, "other": other})
+    found = [(x.run, x.claim, x.verdict) for x in qp.verdicts(table)]
+    assert found == [("one", "abs<=2", "holds"), ("other", "abs<=1", "holds"), ("other", "theory", "holds")]
+    assert table["judged"].values.tolist() == [[True, False, False], [False, True, True]]
+
+
 @pytest.fixture(scope="module")
 def prompts() -> Any:  # noqa: ANN401
     return qp.niah_prompts(400, 64, 0)
