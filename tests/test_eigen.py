@@ -249,6 +249,17 @@ def test_a_claim_that_a_run_was_not_counted_for_has_no_verdict() -> None:
     assert table["judged"].values.tolist() == [[True, False, False], [False, True, True]]
 
 
+def test_what_a_projection_leaves_is_rounding_and_what_it_would_remove_is_not() -> None:
+    size = np.full((2, 60 * 222, 3), 1.0, np.float32)
+    size[0, 7] = 1.25
+    effect = np.where(size > 1, 1e-3, 0).astype(np.float32)  # with the key renormalised it is 8e-4 without a projection
+    records = {"eigenvalue": 0.5 + effect, "key_norm": size}
+    for mixer, bound, real in (("qed", "5e-4", 0), ("qed-nogate-noproj", "9e-4", 0), ("qed-nogate-noproj", "7e-4", 3)):
+        ds = made(records, mixer=mixer, prompts=60)
+        (found,) = qp.verdicts(qp.compare_eigen({"run": tally_trace(ds, claims=[f"projection-effect<{bound}"])}))
+        assert (found.verdict, found.violations, found.real) == ("fails" if real else "holds", 3, real)
+
+
 @pytest.fixture(scope="module")
 def prompts() -> Any:  # noqa: ANN401
     return qp.niah_prompts(400, 64, 0)

@@ -33,7 +33,7 @@ KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda
 """Attributes of a trace that its tally has too."""
 Seen = defaultdict[torch.device, dict[int, dict[str, Tensor]]]
 """The records of a pass by device and layer."""
-RECORDS = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "operator_norm", "operator_norm_base")
+RECORDS = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "key_norm", "operator_norm", "operator_norm_base")
 
 
 def tally_eigen(
