@@ -229,6 +229,10 @@ def test_the_edits_of_any_mixer_come_back_from_a_store(mixer: str) -> None:
         assert torch.equal(getattr(found, name), getattr(ready, name)), name
 
 
+def test_a_tally_says_which_heads_were_changed() -> None:
+    assert tally_trace(made().assign_attrs(direction="noproj", at="0:1")).attrs["at"] == "0:1"
+
+
 @pytest.mark.parametrize("mixer", ["linear", "deltaproduct"])
 def test_a_trace_without_channel_gates_comes_to_the_same_as_a_stream(mixer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -295,6 +299,8 @@ def test_parts_come_to_the_same_as_the_whole(whole: xr.Dataset, prompts: Any, tm
     other = qp.tally_eigen(None, prompts, part=(2, 5), claims=["abs<=2"])
     with pytest.raises(InputError, match="found the claims abs<=1, theory and abs<=2"):
         qp.merge_eigen([kept[0], other])
+    with pytest.raises(InputError, match="found at None and 0:1"):
+        qp.merge_eigen([kept[0], kept[1].assign_attrs(at="0:1")])
     with pytest.raises(InputError, match="found prompts_digest"):
         qp.merge_eigen([kept[0], qp.tally_eigen(None, prompts[:3])])
 
