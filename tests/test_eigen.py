@@ -19,7 +19,11 @@ from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
 from qed_probe.eigen.tally import Subject, Tally
 from qed_probe.errors import InputError, StoreError
-from qed_probe.kernels import MIXERS, edits
+from qed_probe.kernels import MIXERS, edits, run
+from qed_probe.models.capture import Captured
+from qed_probe.replays.inputs import stored_edits
+from qed_probe.store import schema
+from qed_probe.tracing.inputs import inputs
 from tests.recurrences import make_tokens
 from tests.synthetic_store import TEXT, synthetic_store
 
@@ -28,7 +32,8 @@ CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
 def made(records: Mapping[str, ArrayLike] | None = None, edit: ArrayLike | None = None, **how: Any) -> xr.Dataset:  # noqa: ANN401
     """A trace whose records are given, and where they are not, a mixer's that leaves e at 0.5."""
-    plain = {"eigenvalue": 0.5, "eigenvalue_unit": 0.5, "eigenvalue_projected": 0.5, "operator_norm": 1, "operator_norm_base": 1}
+    plain = dict.fromkeys(("eigenvalue", "eigenvalue_unit", "eigenvalue_projected"), 0.5)
+    plain |= dict.fromkeys(("key_norm", "operator_norm", "operator_norm_base"), 1.0)
     ds = synthetic_store(records={**plain, **(records or {})}, **how)
     if edit is not None:
         ds["edit_eigenvalue"] = (("layer", "token", "head", "edit"), np.asarray(edit, np.float32))
@@ -211,6 +216,54 @@ def test_layers_that_are_counted_apart_and_tokens_in_pieces_come_to_the_same(mon
     identical(tallied(([0, 1], slice(None))), whole)
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_edits_of_any_mixer_come_back_from_a_store(mixer: str) -> None:
+    tokens = make_tokens(mixer, T=6)
+    ready, seen = edits(MIXERS[mixer], tokens), run(MIXERS[mixer], tokens, backend="torch")
+    kept = inputs(Captured(0, MIXERS[mixer], seen, seen.y, 1.0, None, None))
+    rows = {key: schema.variable(key, edit_inputs=tokens.v.ndim == 5) for key in kept}
+    columns = {row.name: (row.dims[1:], kept[key][0].numpy()) for key, row in rows.items()}
+    found = stored_edits(xr.Dataset(columns, attrs={"mixer": mixer}))
+    assert found.main == ready.main
+    for name in ("k", "a", "base"):
+        assert torch.equal(getattr(found, name), getattr(ready, name)), name
+
+
+def test_a_tally_says_which_heads_were_changed() -> None:
+    assert tally_trace(made().assign_attrs(direction="noproj", at="0:1")).attrs["at"] == "0:1"
+
+
+@pytest.mark.parametrize("mixer", ["linear", "deltaproduct"])
+def test_a_trace_without_channel_gates_comes_to_the_same_as_a_stream(mixer: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    qp.save_model(qp.LanguageModel(qp.ModelConfig(mixer, 16, 1, 2, 8, 4, 16, 256, "bytes", gate_max=2.0)), tmp_path / "model")
+    few = qp.text_prompts(["an", "erase", "x"], qp.ByteTokenizer())
+    qp.trace(tmp_path / "model", few, tmp_path / "run.zarr", save_inputs=True, vectors="none")
+    identical(qp.tally_eigen_store(tmp_path / "run.zarr"), qp.tally_eigen(tmp_path / "model", few))
+
+
+def test_a_claim_that_a_run_was_not_counted_for_has_no_verdict() -> None:
+    e = np.full((2, 60 * 222, 3), 0.5, np.float32)
+    e[0, 0, 0] = 1.5
+    one = tally_trace(made({"eigenvalue": e, "eigenvalue_unit": e}, prompts=60), claims=["abs<=2"])
+    other = tally_trace(made(prompts=60), claims=["abs<=1", "theory"])
+    table = qp.compare_eigen({"one": one, "other": other})
+    found = [(x.run, x.claim, x.verdict) for x in qp.verdicts(table)]
+    assert found == [("one", "abs<=2", "holds"), ("other", "abs<=1", "holds"), ("other", "theory", "holds")]
+    assert table["judged"].values.tolist() == [[True, False, False], [False, True, True]]
+
+
+def test_what_a_projection_leaves_is_rounding_and_what_it_would_remove_is_not() -> None:
+    size = np.full((2, 60 * 222, 3), 1.0, np.float32)
+    size[0, 7] = 1.25
+    effect = np.where(size > 1, 1e-3, 0).astype(np.float32)  # with the key renormalised it is 8e-4 without a projection
+    records = {"eigenvalue": 0.5 + effect, "key_norm": size}
+    for mixer, bound, real in (("qed", "5e-4", 0), ("qed-nogate-noproj", "9e-4", 0), ("qed-nogate-noproj", "7e-4", 3)):
+        ds = made(records, mixer=mixer, prompts=60)
+        (found,) = qp.verdicts(qp.compare_eigen({"run": tally_trace(ds, claims=[f"projection-effect<{bound}"])}))
+        assert (found.verdict, found.violations, found.real) == ("fails" if real else "holds", 3, real)
+
+
 @pytest.fixture(scope="module")
 def prompts() -> Any:  # noqa: ANN401
     return qp.niah_prompts(400, 64, 0)
@@ -255,6 +308,8 @@ def test_parts_come_to_the_same_as_the_whole(whole: xr.Dataset, prompts: Any, tm
     other = qp.tally_eigen(None, prompts, part=(2, 5), claims=["abs<=2"])
     with pytest.raises(InputError, match="found the claims abs<=1, theory and abs<=2"):
         qp.merge_eigen([kept[0], other])
+    with pytest.raises(InputError, match="found at None and 0:1"):
+        qp.merge_eigen([kept[0], kept[1].assign_attrs(at="0:1")])
     with pytest.raises(InputError, match="found prompts_digest"):
         qp.merge_eigen([kept[0], qp.tally_eigen(None, prompts[:3])])
 

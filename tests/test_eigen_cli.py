@@ -76,6 +76,8 @@ def test_parts_and_a_store_and_a_stream_side_by_side(place: Path, monkeypatch: p
     assert call(monkeypatch, "eigen", "part2.zarr", "part3.zarr", "part1.zarr", "-o", "whole.zarr") == 0
     identical(qp.open_eigen("whole.zarr"), qp.tally_eigen_store("run.zarr"))
     capfd.readouterr()
+    assert call(monkeypatch, "eigen", "part3.zarr", "part1.zarr") == 3
+    assert "\npart3.zarr: mixer qed-nogate-noproj, 40 of 60 prompts, " in capfd.readouterr().out
     assert call(monkeypatch, "eigen", "whole.zarr", "run.zarr", "--json") == 0
     table = json.loads(capfd.readouterr().out)
     assert table["coords"]["run"] == ["whole.zarr", "run.zarr"]

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qed_probe import figures
 from qed_probe.figures import style
@@ -189,8 +189,10 @@ def test_runs_without_an_added_direction_have_no_panel_of_strengths() -> None:
     assert "eigen-strength" not in figures.eigen_figures(ds.isel(run=[1]))
 
 
-def test_the_bounds_of_a_single_head_are_seen() -> None:
-    ds = eigen_run("a", {"eigenvalue": _e(0.5)}, 0.1, "qed-nogate-noproj")
+@pytest.mark.parametrize("strengths", [0.1, [[0.1, 0.1000001]]])
+def test_the_bounds_of_heads_that_are_alike_are_seen(strengths: ArrayLike) -> None:
+    e = np.full((1, 3, np.size(strengths)), 0.5)
+    ds = eigen_run("a", {"eigenvalue": e}, strengths, "qed-nogate-noproj")
     dashed = [x for x in figures.draw_eigen_strength(ds).axes[0].get_lines() if x.get_linestyle() == "--"]
     assert [x.get_marker() for x in dashed] == ["_", "_"]
 

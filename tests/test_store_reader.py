@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import dask.array
 import numpy as np
@@ -22,9 +23,12 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(
-    path: Path, lengths: tuple[int, ...] = store_run.LENGTHS, packs_at_most: int | None = None, strength: float = 1
+    path: Path,
+    lengths: tuple[int, ...] = store_run.LENGTHS,
+    packs_at_most: int | None = None,
+    **attrs: Any,  # noqa: ANN401
 ) -> Path:
-    with writer.create(path, store_run.make_layout(lengths, strength=strength)) as out:
+    with writer.create(path, store_run.make_layout(lengths, **attrs)) as out:
         store_run.trace(out, packs_at_most=packs_at_most)
         if packs_at_most is None:
             out.finish()
@@ -138,7 +142,10 @@ def test_inputs_and_states_of_several_stores_are_one(tmp_path: Path) -> None:
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     one = write(tmp_path / "one.zarr", (5,))
     half = write(tmp_path / "half.zarr", (5,), strength=0.5)
-    with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1 and 0.5"):
+    some = write(tmp_path / "some.zarr", (5,), at="0:1")
+    with pytest.raises(StoreError, match="do not belong together: at is None and 0:1"):
+        reader.open(one, some)
+    with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1.0 and 0.5"):
         reader.open(one, half)
     writer.create(tmp_path / "few.zarr", store_run.make_layout(names=("rho",))).close()
     with pytest.raises(StoreError, match=r"together: only the first has correct, .*, token_text$"), pytest.warns():

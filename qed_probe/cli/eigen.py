@@ -157,7 +157,7 @@ def _show(ds: "xr.Dataset", verdicts: "list[qp.Verdict]", rate: float) -> None:
     screen.table("The worst, or the nearest", [*several, *report.OFFENDERS], report.offender_rows(ds, SHOWN))
     for run in ds["run"].values:
         at = ds.sel(run=run)
-        typer.echo(f"{run}: mixer {at['mixer'].item()}, {int(at['prompts']):,} prompts, {int(at['tokens']):,} tokens")
+        typer.echo(f"{run}: {report.run_line(at)}")
         if line := report.step_line(at):
             typer.echo(f"  {line}")
         for found in verdicts:

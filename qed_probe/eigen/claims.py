@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from qed_probe.errors import InputError
@@ -33,8 +34,9 @@ class Claim:
     def values(self, mixer: Mixer, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The quantity as it was used and with the key renormalised, ``[…, T, H, edits]``, one edit where it is the main one's.
 
-        ‖M‖₂ of a renormalised key is known where theory gives it, max(1, |e|) for a scalar gate and no added direction; that of
-        another mixer, and the projection's effect, are judged as they were used alone.
+        A projected direction is orthogonal to a unit key, and an unprojected one loses ‖k‖ once, as every mixer that adds one
+        normalises its keys. ‖M‖₂ of a renormalised key is known where theory gives it, max(1, |e|) for a scalar gate and no
+        added direction; that of another mixer is judged as it was used alone.
         """
         main = [records[name][..., None] for name in ("eigenvalue", "eigenvalue_unit")]
         every = [records.get(f"edit_{name}", x) for name, x in zip(("eigenvalue", "eigenvalue_unit"), main, strict=True)]
@@ -49,7 +51,10 @@ class Claim:
             plain = mixer.gate == "scalar" and mixer.direction is None
             return norm, main[1].abs().clamp(min=1) if plain else norm
         effect = (main[0] - records["eigenvalue_projected"][..., None]).abs()
-        return effect, effect
+        if mixer.direction is None or mixer.direction.projected:
+            return effect, torch.zeros_like(effect)
+        size = records["key_norm"][..., None]
+        return effect, effect / size.where(size > 0, 1)
 
 
 def parse_claim(text: str) -> Claim:

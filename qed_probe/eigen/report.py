@@ -8,12 +8,12 @@ import numpy as np
 import xarray as xr
 
 from qed_probe.eigen.table import Verdict
-from qed_probe.eigen.tally import SIZES
+from qed_probe.eigen.tally import MARGINS, SIZES
 
 Row = list[str]
 CAVEAT = "e speaks of the erase factor M_t alone, never of M_tD_t, which a step does to the memory."
 EIGENVALUES = ("n", "min", "1 %", "median", "mean", "99 %", "max", "< 0", "> 1", "|e| > 1", "outside theory")
-SIZED = ("n", "median", "mean", "99 %", "max", "> 0.001", "> 0.01", "> 0.1")
+SIZED = ("n", "median", "mean", "99 %", "max", *(f"> {margin:g}" for margin in MARGINS))
 LAYERS = ("theory", "λ", "e min", "mean", "max", "< 0", "> 1", "|e| > 1", "effect mean", "max", "‖M‖₂ − 1 max")
 OFFENDERS = ("claim", "prompt", "position", "token", "layer", "head", "edit", "λ", "as used", "unit key", "beyond the bound by")
 
@@ -68,6 +68,13 @@ def offender_rows(ds: xr.Dataset, most: int) -> list[Row]:
     return rows
 
 
+def run_line(run: xr.Dataset) -> str:
+    """What one run is, and how much of its prompts was seen."""
+    seen, known = int(run["prompts"]), int(run["prompts_all"])
+    prompts = f"{seen:,}" if seen == known else f"{seen:,} of {known:,}"
+    return f"mixer {run['mixer'].item()}, {prompts} prompts, {int(run['tokens']):,} tokens"
+
+
 def verdict_line(found: Verdict, rate: float) -> str:
     """One verdict in words, with what it rests on."""
     if found.real:
@@ -85,9 +92,9 @@ def step_line(run: xr.Dataset) -> str:
     steps = {name: run[name].values[np.isfinite(run[name].values)] for name in ("step_norm", "step_norm_base", "step_radius")}
     if not (n := len(steps["step_norm"])):
         return ""
-    grown, without = (int((steps[name] > 1e-3).sum()) for name in ("step_norm", "step_norm_base"))
+    grown, without = (int((steps[name] > MARGINS[0]).sum()) for name in ("step_norm", "step_norm_base"))
     return (
-        f"Of {n:,} sampled steps ‖M_tD_t‖₂ − 1 is {steps['step_norm'].max():.3g} at most and above 0.001 in {grown:,} "
+        f"Of {n:,} sampled steps ‖M_tD_t‖₂ − 1 is {steps['step_norm'].max():.3g} at most and above {MARGINS[0]:g} in {grown:,} "
         f"({without:,} without the added direction); the spectral radius of M_tD_t is {steps['step_radius'].max():.5g} at most."
     )
 

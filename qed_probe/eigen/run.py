@@ -23,17 +23,20 @@ from qed_probe.kernels import MIXERS, Mixer, Tokens, erase
 from qed_probe.models import checkpoint as native
 from qed_probe.models.capture import capture_tokens
 from qed_probe.models.device import enough_memory
-from qed_probe.replays.inputs import stored_inputs
+from qed_probe.replays.inputs import stored_edits
 from qed_probe.store import reader
 from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.plan import Plan, make_plan
 from qed_probe.tracing.run import Progress
 
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max", "prompts_digest")
+KEPT = (
+    "mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max",
+    "prompts_digest",
+)  # fmt: skip
 """Attributes of a trace that its tally has too."""
 Seen = defaultdict[torch.device, dict[int, dict[str, Tensor]]]
 """The records of a pass by device and layer."""
-RECORDS = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "operator_norm", "operator_norm_base")
+RECORDS = ("eigenvalue", "eigenvalue_unit", "eigenvalue_projected", "key_norm", "operator_norm", "operator_norm_base")
 
 
 def tally_eigen(
@@ -172,8 +175,7 @@ def _sample_store(sample: Sample, ds: xr.Dataset, inputs: xr.Dataset) -> None:
         chosen = chosen[complete[sample.token[chosen]]]
         if len(chosen):
             part = inputs.drop_vars("initial_state", errors="ignore").sel(layer=layer).isel(token=sample.token[chosen]).load()
-            lam = torch.from_numpy(ds["lambda"].sel(layer=layer).values)
-            sample.keep(chosen, stored_inputs(part, lam, (0, len(chosen)), ()).edits)
+            sample.keep(chosen, stored_edits(part))
 
 
 def _provenance(checkpoint: str | Path | None) -> dict[str, int]:

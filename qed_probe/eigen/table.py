@@ -16,7 +16,7 @@ TABLE = "qed-probe eigen table"
 """The attribute ``schema`` of what ``compare_eigen`` returns."""
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 CONFIDENCE = 0.95
-FILL: dict[str, Any] = {"worst_token_text": "", **dict.fromkeys(("first_nonfinite", "steps", "seed"), -1)}
+FILL: dict[str, Any] = {"worst_token_text": "", "judged": False, **dict.fromkeys(("first_nonfinite", "steps", "seed"), -1)}
 COUNTS = (
     "n",
     "nonfinite",
@@ -61,9 +61,9 @@ def compare_eigen(tallies: Mapping[str, xr.Dataset]) -> xr.Dataset:
     (run, quantity, layer, head); ``above`` by (…, margin); ``counts`` (run, quantity, layer, bin) between ``bin_edges``
     (quantity, edge); ``quantiles`` (run, quantity, layer, quantile), and of all layers ``quantiles_all`` and ``mean_all``;
     theory's ``low`` and ``high``, and ``lambda`` (run, layer, head); ``violations``, ``real_violations`` (run, claim, layer,
-    head), ``rounding`` (run, claim); ``prompts``, ``tokens`` (run), ``prompts_violating`` (run, claim); the worst (run, claim,
-    worst); ``step_…`` (run, sample). What a run lacks is 0 of counts, else NaN. Raises InputError for no run and for one without
-    a token.
+    head), ``rounding`` (run, claim), and whether a run was ``judged`` by a claim; whole ``prompts`` of ``prompts_all``,
+    ``tokens`` (run), ``prompts_violating`` (run, claim); the worst (run, claim, worst); ``step_…`` (run, sample). What a run
+    lacks is 0 of counts, else NaN. Raises InputError for no run and for one without a token.
     """
     if not tallies:
         raise InputError("expected at least one run to judge, found none")
@@ -78,7 +78,7 @@ def compare_eigen(tallies: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 def verdicts(ds: xr.Dataset, rate: float = 0.05) -> list[Verdict]:
-    """The verdict on every claim of every run.
+    """The verdict on every claim of every run, of those that it was counted for.
 
     A claim fails with the first real violation. Without one it holds if the chance that a new prompt has one is at most ``rate``
     with 95 % confidence, prompts being independent and their tokens not, and else cannot be told. Raises InputError where a
@@ -90,7 +90,8 @@ def verdicts(ds: xr.Dataset, rate: float = 0.05) -> list[Verdict]:
         if bad:
             found = f"{bad:,} values that are NaN or infinite, first at layer {layer}, token {token}, head {head}"
             raise InputError(f"{run}: expected finite records, found {found}")
-    return [_verdict(ds.sel(run=run, claim=claim), rate) for run in ds["run"].values for claim in ds["claim"].values]
+    rows = [ds.sel(run=run, claim=claim) for run in ds["run"].values for claim in ds["claim"].values]
+    return [_verdict(row, rate) for row in rows if row["judged"]]
 
 
 def check_rate(rate: float) -> None:
@@ -137,7 +138,9 @@ def _row(name: str, ds: xr.Dataset) -> xr.Dataset:
         quantiles=(("quantity", "layer", "quantile"), np.stack(quantiles)),
         quantiles_all=(("quantity", "quantile"), np.concatenate(overall)),
         rounding=(per_claim, np.where(np.isfinite(ds["rounding"].values), ds["rounding"].values, np.nan)),
+        judged=(per_claim, np.ones(ds.sizes["claim"], bool)),
         prompts=int((tokens == ds["prompt_length"].values).sum()),
+        prompts_all=tokens.size,
         tokens=int(tokens.sum()),
         prompts_violating=(per_claim, (ds["prompt_violations"].values > 0).sum(1)),
         first_nonfinite=(("place",), _first_nonfinite(ds)),

@@ -66,8 +66,8 @@ def _draw_bounds_over(panel: Axes, lam: parts.Array, run: xr.Dataset, drawn: NDA
     for name in ("low", "high"):
         ends = run[name].transpose("layer", "head").values[drawn][order]
         if np.isfinite(ends).any():
-            mark = "_" if len(set(lam)) == 1 else ""
-            panel.plot(lam[order], np.where(np.isfinite(ends), ends, np.nan), marker=mark, zorder=1.5, **axes.DASHED)
+            ends = np.where(np.isfinite(ends), ends, np.nan)
+            panel.plot(lam[order], ends, marker="_", markevery=[0, -1], zorder=1.5, **axes.DASHED)  # where all λ are alike too
 
 
 @style.styled

@@ -83,40 +83,44 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
     ``ds`` is what ``open_inputs`` returns, at one layer and at the tokens (and, where there is ``initial_state``, prompts) that
     ``ends`` bound; ``lam`` ``[H]`` is the layer's λ.
     """
-    mixer = MIXERS[ds.attrs["mixer"]]
-    dims = ("token", "head", "edit", "key", "value")
-
-    def get(name: str) -> Tensor | None:
-        return (
-            torch.from_numpy(ds[name].transpose(*(dim for dim in dims if dim in ds[name].dims)).values)[None]
-            if name in ds
-            else None
-        )
-
-    q, g, k, a, u, output = (_there(get(name), name) for name in ("q", "g", "k", "a", "u", "o"))
-    M = k.shape[-2]
-    address = None if mixer.address is None else M - 1 if mixer.address_last else 0
-    main = M - 1 if address is None else 1 - address
-    k, a = turn_address(k, a, address)
-    gate = _gate(q, get("b"), get("beta"))
-    ready = Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=gate * k[..., main, :], d=get("d"), address=address)
+    mixer, ready = MIXERS[ds.attrs["mixer"]], stored_edits(ds)
     random = mixer.direction is not None and mixer.direction.source == "random"
     state = torch.from_numpy(ds["initial_state"].values) if "initial_state" in ds else None
     return LayerInputs(
         index=int(ds["layer"]),
         mixer=mixer,
         edits=ready,
-        gate=gate,
+        gate=_gate(ready.q, _stored(ds, "b"), _stored(ds, "beta")),
         lam=None if mixer.direction is None else lam,
-        gamma=get("gamma"),
-        source=None if random else q,
+        gamma=_stored(ds, "gamma"),
+        source=None if random else ready.q,
         ends=tuple(ends),
         prompts=tuple(prompts),
         initial_state=state,
-        output=output,
+        output=_there(_stored(ds, "o"), "o"),
         scale=float(ds.attrs["scale"]),
         tolerance=TOLERANCE[getattr(torch, ds.attrs["dtype"])],
     )
+
+
+def stored_edits(ds: xr.Dataset) -> Edits:
+    """The edits of one layer's packed tokens from a store, of any mixer; ``ds`` is that of ``stored_inputs``."""
+    mixer = MIXERS[ds.attrs["mixer"]]
+    q, g, k, a, u = (_there(_stored(ds, name), name) for name in ("q", "g", "k", "a", "u"))
+    last = k.shape[-2] - 1
+    address = None if mixer.address is None else last if mixer.address_last else 0
+    main = 0 if mixer.address_last or mixer.gate == "in-context" else last
+    k, a = turn_address(k, a, address)
+    base = a[..., main, :] if mixer.direction is None else _there(_stored(ds, "b"), "b") * k[..., main, :]
+    return Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=base, d=_stored(ds, "d"), address=address)
+
+
+def _stored(ds: xr.Dataset, name: str) -> Tensor | None:
+    """A variable as a tensor ``[1, token, head, ...]``, None if there is none."""
+    if name not in ds:
+        return None
+    dims = ("token", "head", "edit", "key", "value")
+    return torch.from_numpy(ds[name].transpose(*(dim for dim in dims if dim in ds[name].dims)).values)[None]
 
 
 def _gate(q: Tensor, b: Tensor | None, beta: Tensor | None) -> Tensor:

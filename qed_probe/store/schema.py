@@ -161,7 +161,7 @@ VARIABLES: dict[str, Variable] = {v.key: v for v in (*COORDINATES, *BOOKKEEPING,
 
 # Attributes that stores must share to be read as one: they hold the same measurement of the same model.
 SHARED_ATTRS = (
-    "mixer", "checkpoint_digest", "dtype", "strength", "gate_max", "lambda_max", "scale",
+    "mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "gate_max", "lambda_max", "scale",
     "layers", "heads", "key", "value", "edits", "variables",
 )  # fmt: skip
 
