@@ -77,10 +77,10 @@ def recurrence(
     rows = [torch.cat([_fill(layout, x, dtype) for x in (a, q[..., None, :])], -2)]
     rows += [] if probes is None else [_fill(layout, probes, dtype).contiguous()]
     within, entering, leaving, total = couple(rows, c, _fill(layout, g[..., None, :], dtype).exp())
-    lower = _no_dust(add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3))
+    lower = no_dust(add_own_edits(within[0][..., :M, :], rows[0][..., :M, :], c).flatten(2, 3))
     known = torch.cat([entering[0][..., :M, :].flatten(2, 3), lower @ w], -1)
     seen, found = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True).split([K, V], -1)
-    carry = _no_dust(_add(torch.diag_embed(total.expand(*total.shape[:2], K)), leaving, _no_dust(seen), sign=-1))
+    carry = no_dust(_add(torch.diag_embed(total.expand(*total.shape[:2], K)), leaving, no_dust(seen), sign=-1))
     starts, norms, final = _scan(layout, carry, leaving @ (w - found), state.to(dtype))
     found = torch.baddbmm(found.flatten(0, 1), seen.flatten(0, 1), starts.flatten(0, 1)).view_as(w)
     residual = w - found
@@ -111,7 +111,7 @@ def recurrence(
     )
 
 
-def _no_dust(x: Tensor) -> Tensor:
+def no_dust(x: Tensor) -> Tensor:
     """Set to 0, in place, what is so small that products of two such numbers have no full precision.
 
     A CPU takes a hundred times as long for them, and a memory that forgets fast is full of them. Not where a gradient can flow.
@@ -153,7 +153,7 @@ def couple(rows: list[Tensor], c: Tensor, decay: Tensor) -> tuple[list[Tensor], 
             halves = product.view(*pairs, x.shape[4], *pairs[2:], size * M)
             halves[:, :, :, 1, :, :, 0].diagonal(0, 2, 4).copy_((x[:, :, :, 1] @ early).movedim(2, -1))
             entering[i] = _decay_half(x, 1, first)
-        leaving, total = _decay_half(leaving, 0, second), _no_dust(first * second)
+        leaving, total = _decay_half(leaving, 0, second), no_dust(first * second)
         size *= 2
     entering = [x.view_as(row) for x, row in zip(entering, rows, strict=True)]
     return within, entering, leaving.view(n, H, C * M, K).transpose(-1, -2), total.flatten(2)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qed_probe.kernels.chunked import add_own_edits, couple
+from qed_probe.kernels.chunked import add_own_edits, couple, no_dust
 from qed_probe.kernels.packing import grid
 
 
@@ -26,8 +26,8 @@ class Factors:
     """One sequence's chunks of C tokens, n of them, as ``weights`` goes through them.
 
     ``lower`` ``[n, H, CM, CM]`` is I + L, ``entering`` ``[n, H, CM, K]`` A₀, ``leaving`` ``[n, H, K, CM]`` K_end, ``total``
-    ``[n, H, K or 1]`` the decay of a whole chunk; ``decay`` ``[n, H, C, K or 1]`` and ``keys`` ``[n, H, C, M, K]`` are the tokens'
-    own. ``tokens`` is T.
+    ``[n, H, K or 1]`` the decay of a whole chunk; ``decay`` ``[n, H, C, K or 1]`` and ``keys`` ``[n, H, C, M, K]`` are those of
+    the tokens, of which there are ``tokens``.
     """
 
     lower: Tensor
@@ -66,7 +66,7 @@ def weights(factors: Factors, tokens: Tensor, probes: Tensor, seen: int) -> tupl
         read = torch.where(here[:, None], own, z @ factors.leaving[at])
         omega = torch.linalg.solve_triangular(factors.lower[at], read, upper=False, left=False, unitriangular=True)
         before = torch.where(here[:, None], entered, z * factors.total[at, :, None])
-        z = torch.where(later[:, None], before - omega @ factors.entering[at], z)
+        z = no_dust(torch.where(later[:, None], before - omega @ factors.entering[at], z))
         found[:, :, at] = omega.where(later[:, None], 0)
     return found.view(H, len(tokens), n * C, M)[:, :, : factors.tokens].movedim(0, 1), z.movedim(0, 1)
 

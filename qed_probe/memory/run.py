@@ -36,6 +36,7 @@ class _Run:
     """The parts that were asked for, and what could not be taken."""
 
     subject: Subject
+    names: list[str]
     parts: list[Part]
     nonfinite: dict[int, set[int]] = field(default_factory=dict)
 
@@ -51,6 +52,7 @@ class _Run:
         """All tables as one, with the number of prompts of each layer whose inputs were not all finite."""
         lost = [len(self.nonfinite.get(layer, ())) for layer in self.subject.layers]
         tables = [part.table() for part in self.parts]
+        attrs |= {"subject": f"Mixer {self.subject.mixer.name}", "parts": ",".join(self.names)}
         return make_memory(tables, self.subject.layers, self.subject.heads, np.array(lost, np.int64), attrs)
 
 
@@ -79,7 +81,7 @@ def memory(
     layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
     mixer = MIXERS[str(layout.attrs["mixer"])]
     subject = subject_of(mixer, layout.layers, layout.heads, ((len(x.tokens), x.roles) for x in plan.prompts))
-    run = _Run(subject, [PARTS[name](subject) for name in parts])
+    run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
     for pack in plan.packs:
 
         def sink(captured: Captured, _: int, numbers: range = range(pack.start, pack.stop)) -> None:
@@ -123,7 +125,7 @@ def memory_store(
     known = ((b - a, None if roles is None else roles[a:b]) for a, b in spans)
     wanted, done = tuple(_layers(trace["layer"].values.tolist(), layers)), 0
     subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known)
-    run = _Run(subject, [PARTS[name](subject) for name in parts])
+    run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
     for layer in wanted:
         for pack in packs(lengths.tolist(), PACK):
             run.add(_of_pack(inputs, trace["lambda"], layer, whole[pack], range(pack.start, pack.stop)))
@@ -167,7 +169,7 @@ def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
     return replace(
         layer,
         edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
-        gate=layer.gate[:, tokens],
+        gate=None if layer.gate is None else layer.gate[:, tokens],
         gamma=None if layer.gamma is None else layer.gamma[:, tokens],
         source=None if layer.source is None else layer.source[:, tokens],
         ends=(0, *itertools.accumulate(lengths)),

@@ -107,6 +107,8 @@ def _addresses(layer: LayerInputs, draws: int, seed: int) -> Counterfactuals:
 
 def _make(layer: LayerInputs, how: Direction, source: Tensor) -> Tensor:
     """Make d from another vector, by a recipe: the gate first, then the projection."""
+    if layer.gate is None:
+        raise InputError(f"mixer {layer.mixer.name}: expected an erase gate, found none")
     x = layer.gate * source if how.gated else source
     return project_out(x, layer.key.expand_as(x)) if how.projected else x
 

@@ -19,17 +19,17 @@ from qed_probe.tracing.inputs import turn_address
 class LayerInputs:
     """One layer's inputs over whole prompts, packed in one row, float32 (float64 if given float64).
 
-    ``edits`` are those of the recurrence, an address edit as ε read at the key γε; ``gate`` ``[1, T, H, K]`` is b, or β for every
-    channel; ``lam`` ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source`` ``[1, T, H, K]`` is the vector
-    that d is made of, the query or the fixed z_h, None where it is not known. ``ends`` bound the prompts and ``prompts`` number
-    them among all; ``initial_state`` is ``[N, H, K, V]``. ``output`` ``[1, T, H, V]`` is scale · Sᵀq as the model's own kernel
-    returned it, to within ``tolerance``.
+    ``edits`` are those of the recurrence, an address edit as ε read at the key γε; ``gate`` ``[1, T, H, K]`` is b, or the main
+    edit's β for every channel; ``lam`` ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source``
+    ``[1, T, H, K]`` is the vector that d is made of, the query or the fixed z_h, None where it is not known. ``ends`` bound the
+    prompts and ``prompts`` number them among all; ``initial_state`` is ``[N, H, K, V]``. ``output`` ``[1, T, H, V]`` is
+    scale · Sᵀq as the model's own kernel returned it, to within ``tolerance``.
     """
 
     index: int
     mixer: Mixer
     edits: Edits
-    gate: Tensor
+    gate: Tensor | None
     lam: Tensor | None
     gamma: Tensor | None
     source: Tensor | None
@@ -64,7 +64,7 @@ def captured_inputs(captured: Captured, prompts: Sequence[int] | None = None) ->
         index=captured.layer,
         mixer=captured.mixer,
         edits=ready,
-        gate=_gate(ready.q, tokens.b, None if tokens.beta is None else tokens.beta[..., -1]),
+        gate=_gate(ready.q, tokens.b, tokens.beta),
         lam=tokens.lam,
         gamma=tokens.gamma,
         source=ready.q if tokens.direction is None else tokens.direction.expand_as(ready.q),
@@ -123,10 +123,11 @@ def _stored(ds: xr.Dataset, name: str) -> Tensor | None:
     return torch.from_numpy(ds[name].transpose(*(dim for dim in dims if dim in ds[name].dims)).values)[None]
 
 
-def _gate(q: Tensor, b: Tensor | None, beta: Tensor | None) -> Tensor:
-    if b is not None:
+def _gate(q: Tensor, b: Tensor | None, beta: Tensor | None) -> Tensor | None:
+    if b is not None or beta is None:
         return b
-    return _there(beta, "beta")[..., None].expand_as(q)
+    main = beta if beta.ndim == q.ndim - 1 else beta[..., -1]
+    return main[..., None].expand_as(q)
 
 
 def _there(x: Tensor | None, name: str) -> Tensor:
