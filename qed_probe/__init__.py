@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from qed_probe.evaluation import evaluate
     from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, contrast_traces, diff, plot
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
+    from qed_probe.memory import inspect_memory, inspect_memory_store, read_weights
     from qed_probe.models.capture import Captured, capture
     from qed_probe.models.checkpoint import load as load_model
     from qed_probe.models.checkpoint import locate, read_config, read_provenance
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from qed_probe.replays import replay, replay_store
     from qed_probe.store.eigen import open_eigen, save_eigen
     from qed_probe.store.harness import read_harness
+    from qed_probe.store.memory import open_memory, save_memory
     from qed_probe.store.outcomes import check_free, export_outcomes, open_outcomes, save_outcomes
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.store.replays import open_replays, save_replays
@@ -40,11 +42,12 @@ __all__ = [
     "ModelConfig", "Prompt", "QedProbeError", "Recipe", "StoreError", "Task", "Tokens", "Verdict", "__version__", "analyses",
     "arm", "capture", "check_free", "compare_eigen", "contrast", "contrast_published", "contrast_traces", "describe", "diff",
     "errors", "estimate", "evaluate", "export_outcomes", "figures", "file_prompts", "find_recipe", "find_tokenizer",
-    "kernels", "load_model", "locate", "merge_eigen", "models", "niah_prompts", "open", "open_eigen", "open_inputs",
-    "open_outcomes", "open_replays", "open_states", "plot", "preset", "read_config", "read_harness", "read_history",
-    "read_provenance", "recurrence", "reference", "replay", "replay_store", "run", "save_eigen", "save_model",
-    "save_outcomes", "save_replays", "store", "tally_eigen", "tally_eigen_store", "task_prompts", "tasks", "text_prompts",
-    "token_prompts", "trace", "train", "train_grid", "training", "verdicts",
+    "inspect_memory", "inspect_memory_store", "kernels", "load_model", "locate", "merge_eigen", "models", "niah_prompts",
+    "open", "open_eigen", "open_inputs", "open_memory", "open_outcomes", "open_replays", "open_states", "plot", "preset",
+    "read_config", "read_harness", "read_history", "read_provenance", "read_weights", "recurrence", "reference", "replay",
+    "replay_store", "run", "save_eigen", "save_memory", "save_model", "save_outcomes", "save_replays", "store", "tally_eigen",
+    "tally_eigen_store", "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
+    "verdicts",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
@@ -54,6 +57,7 @@ _HOMES = {
     "evaluation": ("evaluate",),
     "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
+    "memory": ("inspect_memory", "inspect_memory_store", "read_weights"),
     "models.capture": ("Captured", "capture"),
     "models.checkpoint": ("load as load_model", "locate", "read_config", "read_provenance", "save as save_model"),
     "models.config": ("PRESETS", "ModelConfig", "preset"),
@@ -64,6 +68,7 @@ _HOMES = {
     "replays": ("replay", "replay_store"),
     "store.harness": ("read_harness",),
     "store.eigen": ("open_eigen", "save_eigen"),
+    "store.memory": ("open_memory", "save_memory"),
     "store.outcomes": ("check_free", "export_outcomes", "open_outcomes", "save_outcomes"),
     "store.replays": ("open_replays", "save_replays"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),

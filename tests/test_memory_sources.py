@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import qed_probe as qp
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import MIXERS, Tokens
-from qed_probe.memory import memory, memory_store
+from qed_probe.memory import inspect_memory, inspect_memory_store
 from qed_probe.memory.run import _Run
 from qed_probe.memory.sources import Probe, Sources, take_apart
 from qed_probe.memory.subject import bin_of, lag_bins, subject_of
@@ -147,7 +147,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_trace_says_what_its_model_says(run: Path) -> None:
-    live, kept = memory(None, qp.niah_prompts(400, 3, seed=0), only=["sources"]), memory_store(run, only=["sources"])
+    live, kept = inspect_memory(None, qp.niah_prompts(400, 3, seed=0), only=["sources"]), inspect_memory_store(run, only=["sources"])
     assert live.sizes == kept.sizes
     assert kept.attrs["prompts"] == 3
     for name, x in live.data_vars.items():
@@ -156,7 +156,7 @@ def test_a_trace_says_what_its_model_says(run: Path) -> None:
 
 def test_the_answer_is_read_from_the_needle(run: Path) -> None:
     """The bundled model retrieves, so some head's read that predicts the answer must come from the needle."""
-    ds = memory_store(run, only=["sources"])
+    ds = inspect_memory_store(run, only=["sources"])
     assert float(ds["share_role"].sel(probe="query", role="needle").max()) > 0.8
 
 

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.nn.functional import pad
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Choice
-from qed_probe.memory.sources import Sources
+from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
 from qed_probe.memory.subject import Part, Subject, subject_of
 from qed_probe.models.capture import Captured
 from qed_probe.models.device import enough_memory
 from qed_probe.replays.inputs import LayerInputs, captured_inputs
-from qed_probe.replays.run import KEPT, _layers, _of_pack, _whole_prompts
+from qed_probe.replays.run import KEPT
+from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
 from qed_probe.store import reader
 from qed_probe.store.memory import make_memory
 from qed_probe.tasks.prompts import Prompt
@@ -56,7 +58,7 @@ class _Run:
         return make_memory(tables, self.subject.layers, self.subject.heads, np.array(lost, np.int64), attrs)
 
 
-def memory(
+def inspect_memory(
     checkpoint: str | Path | None,
     prompts: Sequence[Prompt],
     *,
@@ -99,16 +101,16 @@ def memory(
     return run.dataset(attrs | counts)
 
 
-def memory_store(
+def inspect_memory_store(
     stores: str | Path | Iterable[str | Path],
     *,
     only: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Look from traces that kept their inputs into what ``memory`` looks into from a model, layer by layer, with no model.
+    """Look from traces that kept their inputs into what ``inspect_memory`` looks into from a model, layer by layer, with no model.
 
-    Prompts that are not complete are left out. Raises InputError and CheckFailed as ``memory`` does, and StoreError for traces
+    Prompts that are not complete are left out. Raises InputError and CheckFailed as ``inspect_memory`` does, and StoreError for traces
     without inputs or without a complete prompt.
     """
     parts = _chosen(only)
@@ -118,23 +120,55 @@ def memory_store(
         warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
         inputs = reader.open_inputs(*paths)
     bounds = trace["cu_seqlens"].values
-    whole, _ = _whole_prompts(trace)
+    whole = complete_prompts(trace)
     lengths = np.diff(bounds)[whole]
     roles = trace["role"].values.astype(str) if "role" in trace else None
     spans = ((int(bounds[i]), int(bounds[i + 1])) for i in whole)
     known = ((b - a, None if roles is None else roles[a:b]) for a, b in spans)
-    wanted, done = tuple(_layers(trace["layer"].values.tolist(), layers)), 0
+    wanted, done = tuple(chosen_layers(trace["layer"].values.tolist(), layers)), 0
     subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known)
     run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
     for layer in wanted:
         for pack in packs(lengths.tolist(), PACK):
-            run.add(_of_pack(inputs, trace["lambda"], layer, whole[pack], range(pack.start, pack.stop)))
+            run.add(stored_prompts(inputs, trace["lambda"], layer, whole[pack], range(pack.start, pack.stop)))
             done += int(lengths[pack].sum())
             if progress is not None:
                 progress(done, len(wanted) * int(lengths.sum()))
     attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
     counts = {"prompts": len(whole), "tokens": int(lengths.sum()), "source": "store"}
     return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum())})
+
+
+def read_weights(
+    stores: str | Path | Iterable[str | Path],
+    layer: int,
+    prompt: int = 0,
+    *,
+    probe: Probe = "query",
+    tokens: Sequence[int] | None = None,
+) -> xr.Dataset:
+    """The exact weights ω of everything written in the reads of one prompt of traces that kept their inputs.
+
+    ``weight`` ``(token, head, source, edit)`` float32, of the reads by ``probe`` at ``tokens``, counted within the prompt, or at
+    all: r = Σ_j Σ_m ω_jm u_jm, and ``share`` ``(token, head, source)`` = ⟨c_j, r⟩/‖r‖², NaN where r is 0. All reads of a prompt of
+    T tokens are H·T²·(M + 1) numbers. Raises InputError for a layer, prompt, token or probe that is not there, and StoreError for
+    traces without inputs or a prompt that is not complete.
+    """
+    paths = [stores] if isinstance(stores, str | Path) else [*stores]
+    trace, inputs = reader.open(*paths), reader.open_inputs(*paths)
+    if prompt not in complete_prompts(trace):
+        raise InputError(f"prompt: expected a complete one of {trace.sizes['prompt']}, counted from 0, found {prompt}")
+    (layer,) = chosen_layers(trace["layer"].values.tolist(), [layer])
+    given = stored_prompts(inputs, trace["lambda"], layer, np.array([prompt]), (0,))
+    at = range(given.ends[-1]) if tokens is None else tokens
+    if beyond := [token for token in at if not 0 <= token < given.ends[-1]]:
+        raise InputError(f"tokens: expected some from 0 to {given.ends[-1] - 1}, found {beyond[0]}")
+    parts = [take_apart(given, 0, torch.tensor(at[i : i + BLOCK]), probe) for i in range(0, len(at), BLOCK)]
+    T = given.ends[-1]
+    weight = torch.cat([pad(x.weights, (0, 0, 0, T - x.weights.shape[2])) for x in parts])
+    share = torch.cat([pad(x.parts / x.read.square().sum(-1, keepdim=True), (0, T - x.parts.shape[2])) for x in parts])
+    found = {"weight": (("token", "head", "source", "edit"), weight.numpy()), "share": (("token", "head", "source"), share.numpy())}
+    return xr.Dataset(found, {"token": [*at]}, {"layer": layer, "prompt": prompt, "probe": probe})
 
 
 def _chosen(only: Sequence[str] | None) -> list[str]:

@@ -13,14 +13,15 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 
-from qed_probe.errors import CheckFailed, InputError, StoreError
+from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import MIXERS, Choice
 from qed_probe.models import opening
 from qed_probe.models.capture import Captured
 from qed_probe.models.device import enough_memory
 from qed_probe.replays.directions import Replaced, counterfactuals, what_is_replaced
-from qed_probe.replays.inputs import LayerInputs, captured_inputs, stored_inputs
+from qed_probe.replays.inputs import LayerInputs, captured_inputs
 from qed_probe.replays.layer import REGIMES, Match, matches, replay_layer
+from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
 from qed_probe.replays.tally import Tally
 from qed_probe.store import reader
 from qed_probe.store.replays import CELL, VARIABLES, make_replays
@@ -172,13 +173,13 @@ def replay_store(
         warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
         inputs = reader.open_inputs(*paths)
     bounds = trace["cu_seqlens"].values
-    chosen, short = _whole_prompts(trace)
-    wanted = _layers(trace["layer"].values.tolist(), layers)
+    chosen, short = _longer_prompts(trace)
+    wanted = chosen_layers(trace["layer"].values.tolist(), layers)
     lengths, done = np.diff(bounds)[chosen], 0
     for layer in wanted:
         with Tally() as run.tallies[layer]:
             for pack in packs(lengths.tolist(), PACK):
-                run.add(_of_pack(inputs, trace["lambda"], layer, chosen[pack], range(pack.start, pack.stop)))
+                run.add(stored_prompts(inputs, trace["lambda"], layer, chosen[pack], range(pack.start, pack.stop)))
                 done += int(lengths[pack].sum())
                 if progress is not None:
                     progress(done, len(wanted) * int(lengths.sum()))
@@ -198,29 +199,8 @@ def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed
     return _Run(what, match, draws, seed)
 
 
-def _whole_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], int]:
+def _longer_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], int]:
     """The prompts that are complete, longer than a token where there is such a one, and the number of the shorter."""
-    bounds, complete = trace["cu_seqlens"].values, trace["complete"].values
-    there = np.concatenate([[0], np.cumsum(complete)])[bounds]
-    whole = np.flatnonzero(np.diff(there) == np.diff(bounds))
-    if not len(whole):
-        raise StoreError(f"expected a complete prompt to replay, found none of {len(bounds) - 1}")
+    whole, bounds = complete_prompts(trace), trace["cu_seqlens"].values
     longer = whole[np.diff(bounds)[whole] > 1]
     return (longer, len(whole) - len(longer)) if len(longer) else (whole, 0)
-
-
-def _layers(there: list[int], asked: Sequence[int] | None) -> list[int]:
-    unknown = [layer for layer in asked or () if layer not in there]
-    if unknown or (asked is not None and not asked):
-        raise InputError(f"layers: expected some of {there}, found {unknown or 'none'}")
-    return there if asked is None else sorted(set(asked))
-
-
-def _of_pack(inputs: xr.Dataset, lam: xr.DataArray, layer: int, prompts: NDArray[np.int64], numbers: range) -> LayerInputs:
-    """One layer's inputs of some prompts."""
-    starts, stops = inputs["cu_seqlens"].values[prompts], inputs["cu_seqlens"].values[prompts + 1]
-    tokens = np.concatenate([np.arange(begin, end) for begin, end in zip(starts, stops, strict=True)])
-    part: dict[str, Any] = {"token": tokens} | ({"prompt": prompts} if "initial_state" in inputs else {})
-    ds = inputs.sel(layer=layer).isel(part).load()
-    ends = np.concatenate([[0], np.cumsum(stops - starts)]).tolist()
-    return stored_inputs(ds, torch.from_numpy(lam.sel(layer=layer).values), ends, tuple(numbers))
