@@ -56,6 +56,19 @@ def test_offline_is_what_the_model_gives(mixer: str, runs: dict[str, tuple[Path,
     xr.testing.assert_allclose(part["mean"], found["mean"].sel(layer=[1]))
 
 
+def test_replays_say_what_was_changed_in_the_model(runs: dict[str, tuple[Path, Path, xr.Dataset]], tmp_path: Path) -> None:
+    where, path = runs["qed"][0], tmp_path / "run.zarr"
+    assert qp.replay(where, make_prompts(), strength=2.0).attrs["subject"] == "Mixer qed, strength 2"
+    for change, said in (
+        ({"strength": 0.5, "at": [(0, 1)]}, "Mixer qed, strength 0.5 at 0:1"),
+        ({"direction": "noproj"}, "Mixer qed-noproj (not the model's own)"),
+    ):
+        ds = qp.trace(where, make_prompts(), path, save_inputs=True, overwrite=True, **change)
+        found = qp.replay_store(path)
+        assert found.attrs["subject"] == qp.analyses.rho(ds).attrs["subject"] == said
+        assert f"{said}, 119 tokens" in texts(draw_replay(found)).replace("\n", " ")
+
+
 def test_passes_change_nothing(runs: dict[str, tuple[Path, Path, xr.Dataset]], monkeypatch: pytest.MonkeyPatch) -> None:
     where, trace, expected = runs["qed"]
     monkeypatch.setattr("qed_probe.tracing.plan.PACK", 64)

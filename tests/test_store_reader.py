@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import dask.array
 import numpy as np
@@ -21,10 +22,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MAX_BLOCK", store_run.BLOCK)
 
 
-def write(
-    path: Path, lengths: tuple[int, ...] = store_run.LENGTHS, packs_at_most: int | None = None, strength: float = 1
-) -> Path:
-    with writer.create(path, store_run.make_layout(lengths, strength=strength)) as out:
+def write(path: Path, lengths: tuple[int, ...] = store_run.LENGTHS, packs_at_most: int | None = None, **attrs: Any) -> Path:  # noqa: ANN401
+    with writer.create(path, store_run.make_layout(lengths, **attrs)) as out:
         store_run.trace(out, packs_at_most=packs_at_most)
         if packs_at_most is None:
             out.finish()
@@ -138,8 +137,11 @@ def test_inputs_and_states_of_several_stores_are_one(tmp_path: Path) -> None:
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     one = write(tmp_path / "one.zarr", (5,))
     half = write(tmp_path / "half.zarr", (5,), strength=0.5)
-    with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1 and 0.5"):
+    with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1.0 and 0.5"):
         reader.open(one, half)
+    head = write(tmp_path / "head.zarr", (5,), strength=0.5, at="0:1")
+    with pytest.raises(StoreError, match=r"half\.zarr and .*head\.zarr do not belong together: at is all and 0:1"):
+        reader.open(half, head)
     writer.create(tmp_path / "few.zarr", store_run.make_layout(names=("rho",))).close()
     with pytest.raises(StoreError, match=r"together: only the first has correct, .*, token_text$"), pytest.warns():
         reader.open(one, tmp_path / "few.zarr")

@@ -29,7 +29,10 @@ from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.plan import Plan, make_plan
 from qed_probe.tracing.run import Progress
 
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max", "prompts_digest")
+KEPT = (
+    "mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max",
+    "prompts_digest",
+)  # fmt: skip
 """Attributes of a trace that its tally has too."""
 Seen = defaultdict[torch.device, dict[int, dict[str, Tensor]]]
 """The records of a pass by device and layer."""

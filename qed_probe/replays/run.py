@@ -24,13 +24,14 @@ from qed_probe.replays.layer import REGIMES, Match, matches, replay_layer
 from qed_probe.replays.tally import Tally
 from qed_probe.store import reader
 from qed_probe.store.replays import CELL, VARIABLES, make_replays
+from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import LazyPrompts, Prompt
 from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
 Array = NDArray[Any]
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max")
+KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max")
 """Attributes of a trace that its replays have too."""
 
 
@@ -75,7 +76,7 @@ class _Run:
         coords = dict(zip(CELL, (list(ways), list(REGIMES), list(self.names), layers), strict=True))
         absent = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
         asked = {"replaced": self.replaced, "draws": self.draws, "seed": self.seed, "absent": absent}
-        done = {"passes": self.passes, "off": self.off, "subject": f"Mixer {attrs['mixer']}"}
+        done = {"passes": self.passes, "off": self.off, "subject": ran(attrs)}
         return make_replays({name: columns[name] for name in VARIABLES}, coords, attrs | asked | done)
 
 
