@@ -70,10 +70,8 @@ def evaluate(
     if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
         raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
     change = qp.Intervention(strength, direction, tuple(screen.heads("--at", at)), phase)
-    if not change.changes and change != qp.Intervention():
-        raise InputError("--at, --phase: expected a --strength or a --direction to go with them, found neither")
-    if change.changes and (harness is not None or tokens is not None):
-        raise InputError("--strength, --direction: expected answers of a model to a task, found --harness or --tokens")
+    if change != qp.Intervention() and (harness is not None or tokens is not None):
+        raise InputError("--strength, --direction, …: expected answers of a model to a task, found --harness or --tokens")
     qp.check_free(output, export, overwrite=overwrite)
     if harness is not None:
         ds = qp.read_harness(harness, arm=str(arm), seed=seed)
