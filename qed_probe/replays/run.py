@@ -24,13 +24,14 @@ from qed_probe.replays.layer import REGIMES, Match, matches, replay_layer
 from qed_probe.replays.tally import Tally
 from qed_probe.store import reader
 from qed_probe.store.replays import CELL, VARIABLES, make_replays
+from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import LazyPrompts, Prompt
 from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
 Array = NDArray[Any]
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max")
+KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max")
 """Attributes of a trace that its replays have too."""
 
 
@@ -75,7 +76,7 @@ class _Run:
         coords = dict(zip(CELL, (list(ways), list(REGIMES), list(self.names), layers), strict=True))
         absent = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
         asked = {"replaced": self.replaced, "draws": self.draws, "seed": self.seed, "absent": absent}
-        done = {"passes": self.passes, "off": self.off, "subject": f"Mixer {attrs['mixer']}"}
+        done = {"passes": self.passes, "off": self.off, "subject": ran(attrs)}
         return make_replays({name: columns[name] for name in VARIABLES}, coords, attrs | asked | done)
 
 
@@ -172,7 +173,7 @@ def replay_store(
         warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
         inputs = reader.open_inputs(*paths)
     bounds = trace["cu_seqlens"].values
-    chosen, short = _whole_prompts(trace)
+    chosen, left = _whole_prompts(trace)
     wanted = _layers(trace["layer"].values.tolist(), layers)
     lengths, done = np.diff(bounds)[chosen], 0
     for layer in wanted:
@@ -184,8 +185,7 @@ def replay_store(
                     progress(done, len(wanted) * int(lengths.sum()))
             run.close(layer)
     attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
-    counts = {"prompts": len(chosen), "prompts_of_one_token": short, "tokens": int(lengths.sum())}
-    return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum()), "source": "store"})
+    return run.dataset(attrs | left | {"prompts": len(chosen), "tokens": int(lengths.sum()), "source": "store"})
 
 
 def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed: int) -> _Run:
@@ -198,15 +198,17 @@ def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed
     return _Run(what, match, draws, seed)
 
 
-def _whole_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], int]:
-    """The prompts that are complete, longer than a token where there is such a one, and the number of the shorter."""
+def _whole_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """The prompts that are complete, longer than a token where there is such a one, and how much is left out otherwise."""
     bounds, complete = trace["cu_seqlens"].values, trace["complete"].values
-    there = np.concatenate([[0], np.cumsum(complete)])[bounds]
-    whole = np.flatnonzero(np.diff(there) == np.diff(bounds))
+    lengths, there = np.diff(bounds), np.concatenate([[0], np.cumsum(complete)])[bounds]
+    whole = np.flatnonzero(np.diff(there) == lengths)
     if not len(whole):
-        raise StoreError(f"expected a complete prompt to replay, found none of {len(bounds) - 1}")
-    longer = whole[np.diff(bounds)[whole] > 1]
-    return (longer, len(whole) - len(longer)) if len(longer) else (whole, 0)
+        raise StoreError(f"expected a complete prompt to replay, found none of {len(lengths)}")
+    longer = whole[lengths[whole] > 1]
+    chosen = longer if len(longer) else whole
+    left = {"prompts_of_one_token": len(whole) - len(chosen), "tokens_incomplete": int(lengths.sum() - lengths[whole].sum())}
+    return chosen, left
 
 
 def _layers(there: list[int], asked: Sequence[int] | None) -> list[int]:
