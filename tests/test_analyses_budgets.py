@@ -88,8 +88,10 @@ def test_nothing_but_bad_values_leaves_every_bin_empty() -> None:
     assert found["share"].isnull().all()
     figure = figures.draw_gate_budgets(found)
     assert texts(figure).split("\n").count("empty") == 10
-    assert texts(figure).split("\n").count("none") == 2
+    assert texts(figure).split("\n").count("none") == 3
     check_words(figure)
+    total = next(axes for axes in figure.axes if [x.get_text() for x in axes.get_xticklabels()] == ["all ᾱ"])
+    assert total.get_xlim() == (0, 1)
 
 
 def test_the_figure_draws_the_shares_and_says_what_they_are_not() -> None:

@@ -131,9 +131,11 @@ def test_vectors_of_nothing_and_bad_values_are_counted_apart() -> None:
     inputs = synthetic_inputs(ds)
     inputs["k"][0, 1, 1, 0] = 0
     inputs["k"][1, 6, 0, 1, 3] = np.nan
+    inputs["d"][1, 5, 0, 3] = inputs["gamma"][1, 4, 1] = np.nan
     found = analyses.address_geometry(ds, inputs)
     assert _measure(found, "address_key")["n"].values.tolist() == [15, 15]
     assert _measure(found, "address_key")["undefined"].values.tolist() == [1, 0]
+    assert found["undefined"].sel(measure=["direction_query", "cross_term"]).values.tolist() == [[0, 0], [0, 0]]
     assert found["nonfinite"].sel(source="k").values.tolist() == [0, 1]
     assert found["first_nonfinite"].sel(source="k").values.tolist() == [1, 6, 0]
     words = texts(figures.draw_address_geometry(found)).replace("\n", " ")
@@ -168,7 +170,9 @@ def test_only_a_safe_gate_has_a_floor_and_only_gates_that_are_there_are_shown() 
     bare = synthetic_store(mixer="linear")
     none = analyses.gate_saturation(bare, synthetic_inputs(bare, inputs={"g": 0}))
     assert "near_zero" not in none
-    check_words(figures.draw_gate_saturation(none))
+    figure = figures.draw_gate_saturation(none)
+    check_words(figure)
+    assert "shares" not in texts(figure)
 
 
 def test_the_floor_is_the_one_that_the_trace_says() -> None:

@@ -76,7 +76,7 @@ def slow(inputs: xr.Dataset, layer: int, head: int, prompts: list[int]) -> dict[
     role = inputs["role"].values if "role" in inputs else np.full(ends[-1], "")
     found: dict[str, Any] = {}
     for p in prompts:
-        S = x["initial_state"].values[p] if "initial_state" in x else np.zeros((K, V))
+        S = x["initial_state"].values[p] if "initial_state" in x else np.zeros((inputs.sizes["key"], inputs.sizes["value"]))
         for t in range(ends[p], ends[p + 1]):
             energies = [np.sum(S**2)]
             S = np.exp(x["g"].values[t])[:, None] * S

@@ -173,6 +173,8 @@ def test_losses_over_tokens(rows: Any, checkpoints: dict[str, Path], tmp_path: P
         nll = read_losses(qp.load_model(checkpoints[str(name)]), tokens)
         np.testing.assert_allclose(part["loss"], nll.mean(1), rtol=1e-5)
         assert part["length"].values.tolist() == [40] * len(tokens)
+    with pytest.raises(InputError, match="phase: expected all, as tokens have no answer, found answer"):
+        evaluate([checkpoints["qed"]], tokens=tmp_path / "ids.npy", changes=[Intervention(0.0, phase="answer")])
 
 
 def test_a_foreign_checkpoint_has_losses_and_no_answers(tmp_path: Path) -> None:
@@ -200,7 +202,8 @@ def test_a_foreign_checkpoint_has_losses_and_no_answers(tmp_path: Path) -> None:
         ({"seed": -1}, "seed of at least 0, found -1"),
         ({"changes": []}, "changes: expected some that differ, found 0"),
         ({"changes": [Intervention(), Intervention(float("nan"))]}, "strength: expected a finite number, found nan"),
-        ({"changes": [Intervention(), Intervention(1.0, at=((0, 0),))]}, "changes: .*found 2 of which 1 do"),
+        ({"changes": [Intervention(2.0), Intervention(2.0)]}, "changes: .*found 2 of which 1 do"),
+        ({"changes": [Intervention(), Intervention(1.0, at=((0, 0),))]}, "at, phase: expected a strength or a direction"),
         ({"dtype": "float16"}, "dtype: .*found 'float16'"),
         ({"device": "abacus"}, "device: .*found 'abacus'"),
         ({"checkpoints": []}, "checkpoints: .*found none"),
@@ -324,7 +327,8 @@ def test_the_command_asks_changed_models_as_they_are_too(call: Call, tmp_path: P
     assert frame.groupby(["strength", "at", "phase"]).size().to_dict() == {(0, "1:0,1:2", "answer"): 3, (1, "all", "all"): 3}
     out = capsys.readouterr().out
     assert "accuracy by length" in out
-    assert "accuracy by s" in out
+    (row,) = [line.split() for line in out.splitlines() if " 1:0,1:2 " in line]
+    assert row[:7] == ["0", "own", "1:0,1:2", "answer", "100.0%", "100.0%", "0/0"]
 
 
 def test_the_command_shows_the_loss_of_each_checkpoint(
@@ -350,8 +354,9 @@ def test_the_command_shows_the_loss_of_each_checkpoint(
         ("evaluate {qed} --lengths 512,", "--lengths"),
         ("evaluate {qed} --lengths 1e3", "--lengths"),
         ("evaluate {qed} --samples 0", "at least one sample"),
-        ("evaluate {qed} --at 0:1", "a --strength or a --direction to go with them"),
-        ("evaluate {qed} --phase prompt", "a --strength or a --direction to go with them"),
+        ("evaluate {qed} --at 0:1", "a strength or a direction to go with them"),
+        ("evaluate {qed} --phase prompt", "a strength or a direction to go with them"),
+        ("evaluate --harness {tmp} --arm qed --at 0:1", "expected answers of a model to a task"),
         ("evaluate --harness {tmp} --arm qed --strength 0", "expected answers of a model to a task"),
         ("evaluate {gdn2} --strength 0", "adds a direction"),
         ("evaluate {qed} -o {tmp}/missing/out.zarr", "missing/out.zarr: writing failed: No such file"),

@@ -15,6 +15,7 @@ import xarray as xr
 import qed_probe as qp
 from tests import foreign_models
 from tests.fla_models import MODELS, SIZES, tiny
+from tests.test_energy import check as check_energy
 from tests.test_foreign_tracing import call, check, save, write_prompts
 from tests.test_foreign_tracing import trace as trace_on
 from tests.test_tracing_generate import check_equal, whole_prompts
@@ -54,6 +55,8 @@ def test_every_number_follows_from_the_inputs(name: str, device: str, tmp_path: 
     assert ds.attrs["A_log_dtype"] == ("none" if name.startswith(("delta_net", "rwkv7")) or "no decay" in name else "float32")
     check(ds, tmp_path / "model.zarr")
     np.testing.assert_allclose(ds["nll"].values, likelihoods(model, ds), atol=1e-4)
+    inputs = qp.open_inputs(tmp_path / "model.zarr").load()
+    check_energy(qp.analyses.energy_ledger(ds, inputs), inputs, [*range(len(prompts.read_text().splitlines()))])
 
 
 # How a checkpoint's dtype is read is the same for all; every family runs in sixteen bits in test_fla_capture.

@@ -68,7 +68,7 @@ def test_a_head_that_was_not_changed_is_a_gap() -> None:
         (lambda: join(whole(), changed((0, 0), strength=2.0)), "heads changed in one way"),
         (lambda: join(whole(), changed((0, 0), phase="prompt")), "heads changed in one way"),
         (lambda: join(changed(None), changed((0, 0), fingerprint=7)), "the same samples, found others"),
-        (lambda: changed((0, 0)), "the same samples; length 512, sample 0 and 4 more of qed seed 0 with head 0:0 changed"),
+        (lambda: changed((0, 0)), "the same samples; length 512, sample 0 and 4 more of qed seed 0 with strength 0 at 0:0"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(make: object, words: str) -> None:

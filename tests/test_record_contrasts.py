@@ -51,6 +51,8 @@ def test_a_constant_shift_is_found_exactly_with_an_interval_of_no_width() -> Non
     assert found.attrs["tokens"] == 4 * LENGTH
     assert found.attrs["subject"] == "Mixer qed: strength 0.5 minus strength 1"
     assert record_contrast(second, first, "rho")["difference"].values == pytest.approx(-0.25)
+    alone = shifted(second, 0, at="0:1")
+    assert record_contrast(second, alone, "rho").attrs["subject"] == "Mixer qed: at 0:1 minus at all"
 
 
 def test_heads_that_change_places_are_told_apart() -> None:

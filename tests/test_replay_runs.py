@@ -17,6 +17,7 @@ from qed_probe.errors import InputError, StoreError
 from qed_probe.figures import draw_replay
 from qed_probe.replays import against_actual, captured_inputs, counterfactuals, over_layers, replay_layer, summarise
 from qed_probe.store import place
+from qed_probe.store.replays import left_out
 from tests.drawn import check_words, texts
 from tests.test_tracing import make_checkpoint
 
@@ -56,6 +57,19 @@ def test_offline_is_what_the_model_gives(mixer: str, runs: dict[str, tuple[Path,
     xr.testing.assert_allclose(part["mean"], found["mean"].sel(layer=[1]))
 
 
+def test_replays_say_what_was_changed_in_the_model(runs: dict[str, tuple[Path, Path, xr.Dataset]], tmp_path: Path) -> None:
+    where, path = runs["qed"][0], tmp_path / "run.zarr"
+    assert qp.replay(where, make_prompts(), strength=2.0).attrs["subject"] == "Mixer qed, strength 2"
+    for change, said in (
+        ({"strength": 0.5, "at": [(0, 1)]}, "Mixer qed, strength 0.5 at 0:1"),
+        ({"direction": "noproj"}, "Mixer qed-noproj (not the model's own)"),
+    ):
+        ds = qp.trace(where, make_prompts(), path, save_inputs=True, overwrite=True, **change)
+        found = qp.replay_store(path)
+        assert found.attrs["subject"] == qp.analyses.rho(ds).attrs["subject"] == said
+        assert f"{said}, 119 tokens" in texts(draw_replay(found)).replace("\n", " ")
+
+
 def test_passes_change_nothing(runs: dict[str, tuple[Path, Path, xr.Dataset]], monkeypatch: pytest.MonkeyPatch) -> None:
     where, trace, expected = runs["qed"]
     monkeypatch.setattr("qed_probe.tracing.plan.PACK", 64)
@@ -65,13 +79,41 @@ def test_passes_change_nothing(runs: dict[str, tuple[Path, Path, xr.Dataset]], m
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_an_incomplete_prompt_is_left_out(runs: dict[str, tuple[Path, Path, xr.Dataset]], tmp_path: Path) -> None:
+def test_an_incomplete_prompt_is_left_out(
+    runs: dict[str, tuple[Path, Path, xr.Dataset]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qed_probe.store.schema.MAX_BLOCK", 64)
+    part, prompts = tmp_path / "part.zarr", make_prompts((9, 40, 70))
+    qp.trace(runs["eda"][0], prompts, part, save_inputs=True)
+    xr.Dataset({"done": ("block", np.array([1, 0], np.uint8))}).to_zarr(part, mode="r+")
+    with pytest.warns(qp.IncompleteStoreWarning):
+        found = qp.replay_store(part, draws=1)
+    whole = qp.replay(runs["eda"][0], prompts[:2], draws=1)
+    np.testing.assert_allclose(found["mean"], whole["mean"], rtol=1e-4, atol=1e-6)
+    assert left_out(found)[-1] == "70 tokens of prompts that are not complete"
     copy = tmp_path / "run.zarr"
     shutil.copytree(runs["eda"][1], copy)
     xr.Dataset({"done": ("block", np.array([0], np.uint8))}).to_zarr(copy, mode="r+")
     none = pytest.raises(StoreError, match="expected a complete prompt to replay, found none of 3")
     with pytest.warns(qp.IncompleteStoreWarning), none:
         qp.replay_store(copy)
+
+
+def test_what_replays_are_without_is_said_in_words(runs: dict[str, tuple[Path, Path, xr.Dataset]]) -> None:
+    ds = runs["qed"][2].copy(deep=True).assign_attrs(prompts_of_one_token=1, tokens_incomplete=1200)
+    ds["ratio"].loc[{"regime": "trajectory", "layer": 1}] = np.nan
+    ds["nonfinite"].loc[{"match": "norm", "direction": "random"}] = 3
+    said = [
+        "same-address: empty, as P⊥ₖk = 0",
+        "ratios of layer 1, where the actual direction changes nothing",
+        "12 values of random that are not finite",
+        "1 prompt of one token",
+        "1,200 tokens of prompts that are not complete",
+    ]
+    assert left_out(ds) == said
+    assert f"Left out: {'; '.join(said)}." in texts(draw_replay(ds)).replace("\n", " ")
+    still = qp.replay(runs["qed"][0], make_prompts(), strength=0.0)
+    assert left_out(still)[1] == "ratios of layer 0, 1, where the actual direction changes nothing"
 
 
 def test_numbers_of_a_run_follow_from_its_tokens(runs: dict[str, tuple[Path, Path, xr.Dataset]]) -> None:

@@ -142,11 +142,11 @@ def test_inputs_and_states_of_several_stores_are_one(tmp_path: Path) -> None:
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     one = write(tmp_path / "one.zarr", (5,))
     half = write(tmp_path / "half.zarr", (5,), strength=0.5)
-    some = write(tmp_path / "some.zarr", (5,), at="0:1")
-    with pytest.raises(StoreError, match="do not belong together: at is None and 0:1"):
-        reader.open(one, some)
     with pytest.raises(StoreError, match=r"one\.zarr and .*half\.zarr do not belong together: strength is 1.0 and 0.5"):
         reader.open(one, half)
+    head = write(tmp_path / "head.zarr", (5,), strength=0.5, at="0:1")
+    with pytest.raises(StoreError, match=r"half\.zarr and .*head\.zarr do not belong together: at is all and 0:1"):
+        reader.open(half, head)
     writer.create(tmp_path / "few.zarr", store_run.make_layout(names=("rho",))).close()
     with pytest.raises(StoreError, match=r"together: only the first has correct, .*, token_text$"), pytest.warns():
         reader.open(one, tmp_path / "few.zarr")

@@ -4,6 +4,7 @@ from qed_probe.analyses.accuracy import accuracy, by_depth, usable_length
 from qed_probe.analyses.blocks import Analysis
 from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.budgets import gate_budgets
+from qed_probe.analyses.changes import change_effects
 from qed_probe.analyses.contrasts import contrast
 from qed_probe.analyses.correction import correction_share
 from qed_probe.analyses.decay import half_life
@@ -28,6 +29,7 @@ __all__ = [
     "binomial_interval",
     "bootstrap_interval",
     "by_depth",
+    "change_effects",
     "check_unmixed",
     "contrast",
     "correction_share",

@@ -13,6 +13,7 @@ from dask.optimization import cull
 from numpy.typing import NDArray
 
 from qed_probe.errors import StoreError
+from qed_probe.store.schema import ran
 
 Array = NDArray[Any]
 Analysis = Callable[[xr.Dataset], xr.Dataset]
@@ -168,11 +169,9 @@ def label(
 
 
 def _subject(ds: xr.Dataset, names: Sequence[str]) -> str:
-    """What ran: the mixer, its strength where that was changed, and where d is shown whether it is only what would be added."""
-    strength = float(ds.attrs.get("strength", 1))
-    parts = [f"Mixer {ds.attrs.get('mixer', 'unknown')}"] + [f"strength {strength:g}"] * (strength != 1)
+    """What ran, and where d is shown whether it is only what would be added."""
     idle = "lambda" in ds and not ds["lambda"].values.any() and not OF_DIRECTION.isdisjoint(names)
-    return ", ".join(parts) + " (λ = 0: d is what would be added)" * idle
+    return ran(ds.attrs) + " (λ = 0: d is what would be added)" * idle
 
 
 def label_folded(

@@ -129,7 +129,7 @@ def _step(ds: xr.Dataset, inputs: xr.Dataset, layout: _Layout, bank: Array, laye
 
     def step(tokens: Array, x: dict[str, Array]) -> dict[str, Array]:
         own = np.stack([*layout.values(x, x["k"][..., layout.main, :], x["q"])])
-        finite = np.isfinite(x["q"]).all(-1) & np.isfinite(x["k"]).all((-1, -2))
+        finite = np.logical_and.reduce([np.isfinite(value).all(tuple(range(2, value.ndim))) for value in x.values()])
         found = _sums(own) | {"undefined": (np.isnan(own) & finite).sum((1, 2))}
         partner = _partners(tokens, prompts[tokens], owners)
         apart = partner >= 0

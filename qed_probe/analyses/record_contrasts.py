@@ -12,12 +12,13 @@ from qed_probe.analyses.difference import check_same_tokens
 from qed_probe.analyses.quantiles import layer_quantiles
 from qed_probe.analyses.statistics import DRAWS, LEVEL, bootstrap_interval
 from qed_probe.errors import InputError, StoreError
+from qed_probe.store.schema import UNCHANGED
 
 RUNS = ("first", "second")
 SCALAR = ("layer", "token", "head")
 SEED = 0
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-SETTINGS = ("mixer", "direction", "strength", "dtype", "backend", "device")
+SETTINGS = ("mixer", "direction", "strength", "at", "dtype", "backend", "device")
 """Attributes in which two traces of one checkpoint over the same tokens may differ."""
 
 
@@ -189,8 +190,9 @@ def _check_record(ds: xr.Dataset, record: str, where: str) -> None:
 
 def _varied(stores: Sequence[xr.Dataset]) -> list[str]:
     """Of each trace, the settings that are not the same in all."""
-    several = [name for name in SETTINGS if len({ds.attrs.get(name) for ds in stores}) > 1]
-    return [", ".join(f"{name} {_short(ds.attrs.get(name, 'unknown'))}" for name in several) for ds in stores]
+    settings = [{name: ds.attrs.get(name, UNCHANGED.get(name, "unknown")) for name in SETTINGS} for ds in stores]
+    several = [name for name in SETTINGS if len({each[name] for each in settings}) > 1]
+    return [", ".join(f"{name} {_short(each[name])}" for name in several) for each in settings]
 
 
 def _short(x: object) -> str:

@@ -32,7 +32,9 @@ Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, noga
 At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Change it there alone; may be repeated.")]
 EachHead = Annotated[bool, typer.Option("--each-head", help="Change one head after another: which of them carry the answer?")]
 Phase = Annotated[str, typer.Option(help="Change it for all tokens, those of the prompt, or those of the answer.")]
-Strengths = Annotated[str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them.")]
+Strengths = Annotated[
+    str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them, unless there is a --direction.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
 Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
 Export = Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write the outcomes as JSON Lines as well.")]
@@ -70,10 +72,8 @@ def evaluate(
     if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
         raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
     change = qp.Intervention(strength, direction, tuple(screen.heads("--at", at)), phase)
-    if not change.changes and change != qp.Intervention():
-        raise InputError("--at, --phase: expected a --strength or a --direction to go with them, found neither")
-    if change.changes and (harness is not None or tokens is not None):
-        raise InputError("--strength, --direction: expected answers of a model to a task, found --harness or --tokens")
+    if change != qp.Intervention() and (harness is not None or tokens is not None):
+        raise InputError("--strength, --direction, …: expected answers of a model to a task, found --harness or --tokens")
     qp.check_free(output, export, overwrite=overwrite)
     if harness is not None:
         ds = qp.read_harness(harness, arm=str(arm), seed=seed)
@@ -89,7 +89,7 @@ def evaluate(
         return
     _show(qp.analyses.accuracy(ds))
     if change.changes:
-        _show_sweep(ds)
+        _show_changes(ds)
     typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}, or qed-probe contrast {output}")
 
 
@@ -117,9 +117,13 @@ def sweep(
     places = screen.heads("--at", at)
     if each_head and places:
         raise InputError("expected --at or --each-head, found both")
+    factors = [s for s in _factors(strengths, direction) if s != 1 or direction != "own"]
+    if each_head and len(factors) > 1:
+        found = f"found {', '.join(f'{s:g}' for s in factors)}"
+        raise InputError(f"--each-head: expected one of --strengths for all heads, beside the model as it is, {found}")
     changes = [qp.Intervention()]
     for place in _heads(checkpoints) if each_head else [tuple(places)]:
-        changes += [qp.Intervention(s, direction, place, phase) for s in _factors(strengths) if s != 1 or direction != "own"]
+        changes += [qp.Intervention(s, direction, place, phase) for s in factors]
     how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "seed": seed}
     how |= {"device": device, "dtype": dtype, "changes": changes}
     qp.check_free(output, export, overwrite=overwrite)
@@ -127,6 +131,8 @@ def sweep(
     _keep(ds, output, export, overwrite)
     if each_head:
         _show_heads(qp.analyses.head_effects(ds))
+    elif direction != "own":
+        _show_changes(ds)
     else:
         _show_sweep(ds)
     typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}")
@@ -150,18 +156,45 @@ def _show_sweep(ds: "xr.Dataset") -> None:
     )
 
 
+def _show_changes(ds: "xr.Dataset") -> None:
+    found = qp.analyses.change_effects(ds)
+    for run, at in product(range(found.sizes["run"]), range(found.sizes["length"])):
+        one = found.isel(run=run, length=at)
+        rows = []
+        for change in range(one.sizes["change"]):
+            cell = one.isel(change=change)
+            names = [f"{cell['strength'].item():g}", *(str(cell[name].item()) for name in ("direction", "at", "phase"))]
+            mark = "*" if float(cell["p_holm"]) < 0.05 else ""
+            counts = f"{int(cell['gained'])}/{int(cell['lost'])}{mark}"
+            rows.append([*names, f"{float(cell['usual']):.1%}", f"{float(cell['accuracy']):.1%}", counts, *_nats(cell)])
+        heads = ["s", "direction", "at", "phase", "as it is", "changed", "b/c", "nats", "95 % interval"]
+        screen.table(f"{_run_name(one)}: accuracy and change of ln p(answer)", heads, rows)
+    typer.echo(
+        "b/c: samples right only with / only without the change; *: p < 0.05, exact McNemar, Holm over changes × length.\n"
+        "Another direction, or none, with the weights as they are is not a model trained so."
+    )
+
+
+def _nats(cell: "xr.Dataset") -> list[str]:
+    """The change of ln p(answer) and its interval."""
+    return [f"{float(cell['difference']):+.3g}", f"[{float(cell['low']):+.3g}, {float(cell['high']):+.3g}]"]
+
+
+def _run_name(one: "xr.Dataset") -> str:
+    return f"{one['arm'].item()} seed {_seed(one['seed'].item())}, {int(one['length']):,} tokens"
+
+
 def _show_heads(ds: "xr.Dataset") -> None:
     for run, at in product(range(ds.sizes["run"]), range(ds.sizes["length"])):
         one = ds.isel(run=run, length=at)
         rows = []
         for layer, head in product(range(ds.sizes["layer"]), range(ds.sizes["head"])):
             cell = one.isel(layer=layer, head=head)
-            ends = f"[{float(cell['low']):+.3g}, {float(cell['high']):+.3g}]"
+            nats, ends = _nats(cell)
             mark = "*" if float(cell["p_fdr"]) < 0.05 else ""
             counts = f"{int(cell['gained'])}/{int(cell['lost'])}"
-            rows.append([str(layer), str(head), f"{float(cell['difference']):+.3g}{mark}", ends, counts])
-        name = f"{one['arm'].item()} seed {_seed(one['seed'].item())}, {int(one['length']):,} tokens"
-        title = f"{name}: change of ln p(answer) when one head is changed"
+            rows.append([str(layer), str(head), nats + mark, ends, counts])
+        title = f"{_run_name(one)}: change of ln p(answer) when one head is changed"
         screen.table(title, ["layer", "head", "nats", "95 % interval", "b/c"], rows)
     typer.echo(
         "*: p < 0.05, paired t test, Benjamini and Hochberg over heads; b/c: samples right only with / only without the change."
@@ -242,9 +275,10 @@ def _length(tokens: float, censored: int) -> str:
     return "< shortest" if censored < 0 else f"{'> ' if censored else ''}{tokens:,.0f}"
 
 
-def _factors(text: str) -> list[float]:
+def _factors(text: str, direction: str) -> list[float]:
+    """Strengths; of the model's own direction 1 is the model as it is."""
     found: list[float] = _numbers("--strengths", text, float)
-    if 1 not in found or len(found) < 2:
+    if direction == "own" and (1 not in found or len(found) < 2):
         raise InputError(f"--strengths: expected 1, which the others are held against, and others, found {text!r}")
     return found
 

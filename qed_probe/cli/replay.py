@@ -31,7 +31,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the task, of random directions 
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to replay; all if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
 Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
-Strength = Annotated[float, typer.Option(help="Scale every λ by this.")]
+Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of replays.")]
 
 COLUMNS = {
@@ -102,6 +102,8 @@ def _check_mixer(checkpoint: str | None, of: Any) -> None:  # noqa: ANN401 - wha
 
 def _show(ds: "xr.Dataset") -> None:
     """A table for directions as they are made and one for those that are matched; the regimes in rows of their own."""
+    from qed_probe.store.replays import left_out  # with xarray, which --help does without
+
     for match in ds["match"].values:
         rows = []
         for name in ds["direction"].values:
@@ -118,14 +120,5 @@ def _show(ds: "xr.Dataset") -> None:
         "are the mean of per-layer ratios, with the trajectory replayed; they do not follow from means. A smaller\n"
         "perturbation is not better by itself: none has the smallest."
     )
-    if left := _left_out(ds):
+    if left := left_out(ds):
         typer.echo(f"Left out: {'; '.join(left)}.")
-
-
-def _left_out(ds: "xr.Dataset") -> list[str]:
-    parts = [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
-    empty, lost = int(ds["undefined"].sel(direction="actual").max()), ds["nonfinite"].sum(("match", "regime", "layer"))
-    parts += [f"{empty:,} tokens and heads a layer with ‖o⁻‖ = 0, as a prompt's first"] * bool(empty)
-    counted = zip(lost["direction"].values, lost.values, strict=True)
-    parts += [f"{int(count):,} values of {name} that are not finite" for name, count in counted if count]
-    return parts + [f"{ds.attrs['prompts_of_one_token']} prompts of one token"] * bool(ds.attrs["prompts_of_one_token"])

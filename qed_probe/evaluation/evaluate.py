@@ -64,10 +64,13 @@ def evaluate(
     """What each checkpoint answers to the same samples of a task at each length, one row of outcomes a sample.
 
     The samples are those of ``task_prompts`` with this seed. With ``tokens``, a ``.npy`` file of ids ``[T]`` or ``[N, T]``, the
-    task is ``tokens``: its rows are the samples, and there are losses alone. Each of ``changes`` is made in turn, in all of a
-    pass. Raises InputError for what cannot be run and for checkpoints that outcomes could not tell apart, and CheckpointError.
+    task is ``tokens``: its rows are the samples, and there are losses alone, so that a phase would be of nothing. Each of
+    ``changes`` is made in turn. Raises InputError for what cannot be run and for checkpoints that outcomes could not tell apart,
+    and CheckpointError.
     """
     _check(checkpoints, changes)
+    if tokens is not None and (phases := {change.phase for change in changes} - {UNCHANGED.phase}):
+        raise InputError(f"phase: expected {UNCHANGED.phase}, as tokens have no answer, found {', '.join(sorted(phases))}")
     place, kind = find_device(device), find_dtype(dtype)
     configs = {str(path): describe(path, trust_remote_code=trust_remote_code) for path in checkpoints}
     _check_changes(configs, changes)
@@ -189,7 +192,7 @@ def _check_changes(configs: Configs, changes: Sequence[Intervention]) -> None:
                 check_change(config, change)
             except InputError as error:
                 raise InputError(f"{path}: {error}") from error
-        elif change.changes:
+        elif change != UNCHANGED:
             raise InputError(f"{path}: expected a model of this package, in which something can be changed, found {config.mixer}")
 
 
@@ -197,6 +200,5 @@ def _check(checkpoints: Sequence[str | Path], changes: Sequence[Intervention]) -
     names = [str(path) for path in checkpoints]
     if not names or len(set(names)) < len(names):
         raise InputError(f"checkpoints: expected some that differ, found {', '.join(names) or 'none'}")
-    columns = [tuple(_columns(change).values()) for change in changes]
-    if not columns or len(set(columns)) < len(columns):
-        raise InputError(f"changes: expected some that differ, found {len(columns)} of which {len(set(columns))} do")
+    if not changes or len(set(changes)) < len(changes):
+        raise InputError(f"changes: expected some that differ, found {len(changes)} of which {len(set(changes))} do")

@@ -32,6 +32,9 @@ def draw_gate_budgets(ds: xr.Dataset) -> Figure:
     by_bin.set_xlabel("retention ᾱ")
     by_bin.set_ylabel("share of Σ b")
     _stack(total, ds["total_share"].values[:, None], np.zeros(1), 1.0, numbers=True)
+    if not ds["n"].any():
+        total.text(0.5, 0.5, "none", ha="center", va="center", color=style.GREY, fontsize=6)
+    total.set_xlim(0, 1)
     total.set_xticks([0.5], ["all ᾱ"])
     total.tick_params(length=0, labelleft=False)
     rows = [figure.add_subplot(grid[2, :5]), figure.add_subplot(grid[2, 5:])]

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from qed_probe.figures import axes, style
+from qed_probe.store.replays import left_out
 
 REGIMES = {"one-step": "one step", "trajectory": "whole trajectory"}
 WHAT = {
@@ -76,7 +77,7 @@ def _share_scale(panels: list[Axes], across: int) -> None:
 
 
 def _note(ds: xr.Dataset) -> list[str]:
-    """What was replaced, over how much, what is left out, and how not to read it."""
+    """What was replaced, over how much, how not to read it, and what is left out."""
     n, layers = ds["n"].sel(direction="actual").values, ds.sizes["layer"]
     over = f"{layers} layer{'s' * (layers != 1)} of {axes.span(n, 'tokens and heads')}"
     lines = [
@@ -85,12 +86,5 @@ def _note(ds: xr.Dataset) -> list[str]:
         "One step: from the actual memory. Whole trajectory: the memory itself replayed. A smaller perturbation is not better by "
         "itself: none has the smallest, and its drift says what it changes later.",
     ]
-    left = [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
-    empty, lost = int(ds["undefined"].sel(direction="actual").max()), ds["nonfinite"].sum(("match", "regime", "layer"))
-    left += [f"{empty:,} tokens and heads a layer with ‖o⁻‖ = 0, as a prompt's first"] * bool(empty)
-    left += [
-        f"{int(count):,} values of {name} that are not finite"
-        for name, count in zip(lost["direction"].values, lost.values, strict=True)
-        if count
-    ]
+    left = left_out(ds)
     return lines + [f"Left out: {'; '.join(left)}."] * bool(left)

@@ -57,9 +57,9 @@ def _top(ds: xr.Dataset, gate: str) -> float:
 
 
 def _notes(ds: xr.Dataset) -> list[str]:
-    lines = ["All in %, over tokens and channels: quantiles of exp g; shares of a gate's values within 0.01 of its ends."]
+    shares = "; shares of a gate's values within 0.01 of its ends" * ("gate" in ds.coords)
+    lines = [f"All in %, over tokens and channels: quantiles of exp g{shares}."]
     if "at_floor" in ds:
-        lines.append(
-            f"Floor: g within 1 % of ℓ = {ds.attrs['lower_bound']:g}, where exp g = {np.exp(ds.attrs['lower_bound']):.2g}."
-        )
+        floor = ds.attrs["lower_bound"]
+        lines.append(f"Floor: g within 1 % of ℓ = {floor:g}, where exp g = {np.exp(floor):.2g}.".replace("-", "−"))
     return lines

@@ -1,16 +1,22 @@
 """What outcomes show, as pictures: accuracy, depth, strengths, contrasts."""
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from qed_probe import analyses, figures
 from qed_probe.analyses.contrasts import PANELS
+from qed_probe.analyses.heads import WAY, one_head
 from qed_probe.analyses.runs import judged
 from qed_probe.errors import StoreError
 from qed_probe.gallery.files import picture_for, save
 from qed_probe.store.outcomes import open_outcomes
+
+log = logging.getLogger(__name__)
 
 
 def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
@@ -31,12 +37,23 @@ def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> lis
         for task, arm in sorted({*zip(found["task"].values, found["arm"].values, strict=True)}):
             mine = found.isel(run=(found["task"].values == task) & (found["arm"].values == arm))
             written += save(figures.draw_depth(mine), folder / f"depth-{task}-{arm}", formats)
-    single = changed & (ds["at"] != "all")
-    if (changed & ~single & (ds["direction"] == "own")).any():
-        written += save(figures.draw_strengths(analyses.strengths(ds.isel(sample=~single.values))), folder / "strengths", formats)
-    if single.any():
+    alone = _one_way_heads(ds)
+    if (changed & ~alone & (ds["direction"] == "own")).any():
+        written += save(figures.draw_strengths(analyses.strengths(ds.isel(sample=~alone))), folder / "strengths", formats)
+    if alone.any():
         written += save(figures.draw_heads(analyses.head_effects(ds)), folder / "heads", formats)
+    if (changed & ~alone & (ds["direction"] != "own")).any():
+        log.warning(
+            "skipped other directions, which are no strengths of the model's own: analyses.change_effects has the numbers"
+        )
     return written
+
+
+def _one_way_heads(ds: xr.Dataset) -> NDArray[np.bool_]:
+    """Which samples are of a head that was changed alone; none if heads were changed in several ways."""
+    frame = judged(ds)
+    rows = one_head(frame)
+    return frame.index.isin(rows.index if len(rows[WAY].drop_duplicates()) == 1 else [])
 
 
 def contrast(

@@ -24,6 +24,7 @@ from qed_probe.replays.run import KEPT
 from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
 from qed_probe.store import reader
 from qed_probe.store.memory import make_memory
+from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import Prompt
 from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
@@ -54,7 +55,7 @@ class _Run:
         """All tables as one, with the number of prompts of each layer whose inputs were not all finite."""
         lost = [len(self.nonfinite.get(layer, ())) for layer in self.subject.layers]
         tables = [part.table() for part in self.parts]
-        attrs |= {"subject": f"Mixer {self.subject.mixer.name}", "parts": ",".join(self.names)}
+        attrs |= {"subject": ran(attrs), "parts": ",".join(self.names)}
         return make_memory(tables, self.subject.layers, self.subject.heads, np.array(lost, np.int64), attrs)
 
 
@@ -136,7 +137,7 @@ def inspect_memory_store(
                 progress(done, len(wanted) * int(lengths.sum()))
     attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
     counts = {"prompts": len(whole), "tokens": int(lengths.sum()), "source": "store"}
-    return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum())})
+    return run.dataset(attrs | counts | {"tokens_incomplete": int(bounds[-1] - lengths.sum())})
 
 
 def read_weights(

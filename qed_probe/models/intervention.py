@@ -84,9 +84,11 @@ def check_change(config: ModelConfig, change: Intervention) -> None:
     """Raise InputError for what cannot be changed in such a model.
 
     That is one with neither a direction nor an address, a strength that is not finite, a direction that does not fit, an unknown
-    phase, and a head that is not there.
+    phase, a head that is not there, and a place or a phase of nothing that is changed.
     """
     own = MIXERS[config.mixer]
+    if not change.changes and change != UNCHANGED:
+        raise InputError("at, phase: expected a strength or a direction to go with them, found neither")
     if change.changes and own.direction is None and own.address is None:
         raise InputError(f"expected a model that adds a direction or erases at an address of its own, found one of {own.name}")
     if not math.isfinite(change.strength):

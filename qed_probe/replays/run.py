@@ -25,13 +25,14 @@ from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_pro
 from qed_probe.replays.tally import Tally
 from qed_probe.store import reader
 from qed_probe.store.replays import CELL, VARIABLES, make_replays
+from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import LazyPrompts, Prompt
 from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
 Array = NDArray[Any]
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "lambda_max", "gate_max")
+KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max")
 """Attributes of a trace that its replays have too."""
 
 
@@ -76,7 +77,7 @@ class _Run:
         coords = dict(zip(CELL, (list(ways), list(REGIMES), list(self.names), layers), strict=True))
         absent = "; ".join(f"{name}: {why}" for name, why in self.absent.items())
         asked = {"replaced": self.replaced, "draws": self.draws, "seed": self.seed, "absent": absent}
-        done = {"passes": self.passes, "off": self.off, "subject": f"Mixer {attrs['mixer']}"}
+        done = {"passes": self.passes, "off": self.off, "subject": ran(attrs)}
         return make_replays({name: columns[name] for name in VARIABLES}, coords, attrs | asked | done)
 
 
@@ -173,7 +174,7 @@ def replay_store(
         warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
         inputs = reader.open_inputs(*paths)
     bounds = trace["cu_seqlens"].values
-    chosen, short = _longer_prompts(trace)
+    chosen, left = _longer_prompts(trace)
     wanted = chosen_layers(trace["layer"].values.tolist(), layers)
     lengths, done = np.diff(bounds)[chosen], 0
     for layer in wanted:
@@ -185,8 +186,7 @@ def replay_store(
                     progress(done, len(wanted) * int(lengths.sum()))
             run.close(layer)
     attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
-    counts = {"prompts": len(chosen), "prompts_of_one_token": short, "tokens": int(lengths.sum())}
-    return run.dataset(attrs | counts | {"tokens_incomplete": int((~trace["complete"].values).sum()), "source": "store"})
+    return run.dataset(attrs | left | {"prompts": len(chosen), "tokens": int(lengths.sum()), "source": "store"})
 
 
 def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed: int) -> _Run:
@@ -199,8 +199,10 @@ def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed
     return _Run(what, match, draws, seed)
 
 
-def _longer_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], int]:
-    """The prompts that are complete, longer than a token where there is such a one, and the number of the shorter."""
-    whole, bounds = complete_prompts(trace), trace["cu_seqlens"].values
-    longer = whole[np.diff(bounds)[whole] > 1]
-    return (longer, len(whole) - len(longer)) if len(longer) else (whole, 0)
+def _longer_prompts(trace: xr.Dataset) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """The prompts that are complete, longer than a token where there is such a one, and how much is left out otherwise."""
+    whole, lengths = complete_prompts(trace), np.diff(trace["cu_seqlens"].values)
+    longer = whole[lengths[whole] > 1]
+    chosen = longer if len(longer) else whole
+    left = {"prompts_of_one_token": len(whole) - len(chosen), "tokens_incomplete": int(lengths.sum() - lengths[whole].sum())}
+    return chosen, left

@@ -58,7 +58,6 @@ JUDGED = ("answer", "prediction", "correct")
 """Variables of tasks that have an answer: all of them are there or none."""
 
 NAMES = ("model", "arm", "task", "direction", "at", "phase")
-UNCHANGED = {"strength": 1, "direction": "own", "at": "all", "phase": "all"}
 UNKNOWN = {
     "seed": -1,
     "lambda_max": math.nan,
@@ -77,7 +76,7 @@ def make_outcomes(columns: Mapping[str, object], attrs: Mapping[str, object] | N
     What is left out is unknown, and ``strength`` 1. Widths of numbers are made to fit, kinds are not. Raises StoreError as
     ``check_outcomes`` does.
     """
-    given = UNKNOWN | UNCHANGED | dict(columns)
+    given = UNKNOWN | schema.UNCHANGED | dict(columns)
     count = max((len(x) for x in given.values() if isinstance(x, (Sequence, np.ndarray)) and not isinstance(x, str)), default=1)
     ds = xr.Dataset(attrs={"schema": schema.OUTCOMES, "schema_version": VERSION, **(attrs or {})})
     for name, x in given.items():

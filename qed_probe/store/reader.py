@@ -112,7 +112,7 @@ def _mask(ds: xr.Dataset, group: str, complete: np.ndarray) -> xr.Dataset:
 
 def _check_together(one: xr.Dataset, other: xr.Dataset, paths: str) -> None:
     for name in schema.SHARED_ATTRS:
-        a, b = one.attrs.get(name), other.attrs.get(name)
+        a, b = (ds.attrs.get(name, schema.UNCHANGED.get(name)) for ds in (one, other))
         if a != b:
             shown = [f"{x!s:.12}…" if name == "checkpoint_digest" else str(x) for x in (a, b)]
             differ = _apart(str(a), str(b)) if name == "variables" else f"{name} is {' and '.join(shown)}"

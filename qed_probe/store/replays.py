@@ -65,6 +65,21 @@ def check_replays(ds: xr.Dataset, where: str | Path = "replays") -> None:
         raise StoreError(f"{where}: expected the actual direction among the replays, found {found}")
 
 
+def left_out(ds: xr.Dataset) -> list[str]:
+    """What replays are without, in words: directions, ratios, tokens and prompts."""
+    idle = ds["ratio"].sel(direction="actual").isnull().any(("match", "regime"))
+    layers = ", ".join(map(str, ds["layer"].values[idle.values]))
+    parts = [str(ds.attrs["absent"])] * bool(ds.attrs["absent"])
+    parts += [f"ratios of layer {layers}, where the actual direction changes nothing"] * bool(layers)
+    empty, lost = int(ds["undefined"].sel(direction="actual").max()), ds["nonfinite"].sum(("match", "regime", "layer"))
+    parts += [f"{empty:,} tokens and heads a layer with ‖o⁻‖ = 0, as a prompt's first"] * bool(empty)
+    counted = zip(lost["direction"].values, lost.values, strict=True)
+    parts += [f"{int(count):,} values of {name} that are not finite" for name, count in counted if count]
+    short, broken = (int(ds.attrs[name]) for name in ("prompts_of_one_token", "tokens_incomplete"))
+    parts += [f"{short:,} prompt{'s' * (short != 1)} of one token"] * bool(short)
+    return parts + [f"{broken:,} tokens of prompts that are not complete"] * bool(broken)
+
+
 def save_replays(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) -> None:
     """Keep replays as a zarr store, which appears at ``path`` whole.
 

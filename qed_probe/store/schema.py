@@ -9,6 +9,7 @@ have the role ``generated``; ``token_id``, known no earlier, is written with the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -164,6 +165,21 @@ SHARED_ATTRS = (
     "mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "gate_max", "lambda_max", "scale",
     "layers", "heads", "key", "value", "edits", "variables",
 )  # fmt: skip
+
+UNCHANGED = {"strength": 1, "direction": "own", "at": "all", "phase": "all"}
+"""What is said of a model that runs as it is, and meant where nothing is said."""
+
+
+def ran(attrs: Mapping[Any, Any]) -> str:
+    """What ran, in words, from a trace's attributes: the mixer, and what of it is not the model's own."""
+    known = {"mixer": "unknown", **UNCHANGED, **attrs}
+    found = f"Mixer {known['mixer']}"
+    if known["direction"] != UNCHANGED["direction"]:
+        found += " (not the model's own)"
+    if known["strength"] != UNCHANGED["strength"]:
+        found += f", strength {known['strength']:g}"
+        found += f" at {known['at']}" * (known["at"] != UNCHANGED["at"])
+    return found
 
 
 def plain(attrs: Mapping[str, object]) -> dict[str, object]:
