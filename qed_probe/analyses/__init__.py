@@ -13,6 +13,7 @@ from qed_probe.analyses.energy import energy_ledger
 from qed_probe.analyses.geometry import address_geometry, isotropic_cosine
 from qed_probe.analyses.heads import head_effects
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
+from qed_probe.analyses.kinds import answer_kinds
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
 from qed_probe.analyses.saturation import gate_saturation
@@ -26,6 +27,7 @@ __all__ = [
     "Analysis",
     "accuracy",
     "address_geometry",
+    "answer_kinds",
     "binomial_interval",
     "bootstrap_interval",
     "by_depth",

@@ -28,7 +28,7 @@ def accuracy(outcomes: xr.Dataset) -> xr.Dataset:
     if frame.empty:
         raise StoreError("expected outcomes at strength 1, found others alone")
     right, n = _counts(frame, ["length"])
-    coords = _labels(n) | {"length": ("length", n.columns.get_level_values(0).to_numpy())}
+    coords = labels(n) | {"length": ("length", n.columns.get_level_values(0).to_numpy())}
     return shares(right.to_numpy(), n.to_numpy(), ("run", "length"), coords).assign_attrs(trained_length=trained(frame))
 
 
@@ -49,7 +49,7 @@ def by_depth(outcomes: xr.Dataset, bins: int = BINS) -> xr.Dataset:
     columns = pd.MultiIndex.from_product([lengths, range(bins)])
     right, n = (table.reindex(columns=columns, fill_value=0).to_numpy().reshape(-1, len(lengths), bins) for table in counts)
     coords = {"length": ("length", lengths), "bin_start": ("bin", edges[:-1]), "bin_end": ("bin", edges[1:])}
-    return shares(right, n, ("run", "length", "bin"), _labels(counts[1]) | coords).assign_attrs(trained_length=trained(frame))
+    return shares(right, n, ("run", "length", "bin"), labels(counts[1]) | coords).assign_attrs(trained_length=trained(frame))
 
 
 def usable_length(ds: xr.Dataset, levels: Sequence[float] = LEVELS) -> xr.Dataset:
@@ -97,7 +97,8 @@ def _counts(frame: pd.DataFrame, by: list[str]) -> tuple[pd.DataFrame, pd.DataFr
     return grouped.sum().unstack(by, fill_value=0), grouped.size().unstack(by, fill_value=0)
 
 
-def _labels(table: pd.DataFrame) -> dict[str, tuple[str, Array]]:
+def labels(table: pd.DataFrame) -> dict[str, tuple[str, Array]]:
+    """The coordinates of a table's rows, a run each."""
     return {name: ("run", table.index.get_level_values(name).to_numpy()) for name in RUN}
 
 

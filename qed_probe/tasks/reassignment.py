@@ -15,12 +15,14 @@ leaves the others where they would be, had that depth been drawn: the asked vari
 other variables' anywhere.
 """
 
+import re
 from functools import partial
 from itertools import repeat
 from string import ascii_uppercase
 
 import numpy as np
 
+from qed_probe.tasks.prompts import Prompt
 from qed_probe.tasks.samples import DIGITS, NOISE, Sample, Task, lines_after, lines_before
 
 INSTRUCTION = "Values change. Memorize the current ones.\n"
@@ -29,6 +31,9 @@ QUESTION = "\nWhat is {key} now? {key} = "
 QUESTION_AND_ANSWER = len(QUESTION.format(key="X")) + DIGITS
 VARIABLES, LEAST, MOST = 3, 2, 3
 """Variables, and how often each is assigned."""
+KINDS = ("current", "stale", "other", "other-stale")
+"""What a value can be to a question."""
+_TOLD = re.compile(rf"([A-Z]) = (\d{{{DIGITS}}})(?:\.|$)")
 
 
 def _draw(length: int, rng: np.random.Generator, depth: float | None, asked: int = 1) -> Sample:
@@ -60,6 +65,17 @@ def _between(statements: list[tuple[float, str, str]], noise: int) -> list[tuple
         parts += [("noise", line_end + lines_before(end - begun, repeat(NOISE))), (role, text)]
         begun, line_end = end, "\n"
     return [*parts, ("noise", lines_after(noise - begun, repeat(NOISE)))]
+
+
+def kinds(prompt: Prompt) -> dict[str, str]:
+    """Every value that a sample assigns, in order, and what it is to the question that ends it.
+
+    current, the right answer; stale, an earlier value of the same variable; other, the last one of another; other-stale, an
+    earlier one of another.
+    """
+    *told, (asked, _) = _TOLD.findall(prompt.tokens.astype(np.uint8).tobytes().decode("ascii"))
+    last = dict(told)
+    return {value: KINDS[2 * (key != asked) + (value != last[key])] for key, value in told}
 
 
 def _shortest() -> int:
