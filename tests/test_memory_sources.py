@@ -147,7 +147,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_trace_says_what_its_model_says(run: Path) -> None:
-    live, kept = inspect_memory(None, qp.niah_prompts(400, 3, seed=0), only=["sources"]), inspect_memory_store(run, only=["sources"])
+    live, kept = (
+        inspect_memory(None, qp.niah_prompts(400, 3, seed=0), only=["sources"]),
+        inspect_memory_store(run, only=["sources"]),
+    )
     assert live.sizes == kept.sizes
     assert kept.attrs["prompts"] == 3
     for name, x in live.data_vars.items():

@@ -30,6 +30,9 @@ Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfl
 Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of memories.")]
 
+HEADS, NEAR = 32, 16
+"""Heads that have rows of their own; tokens that are near."""
+
 
 def memory(
     subject: Subject = None,
@@ -84,14 +87,20 @@ def _show(ds: "xr.Dataset") -> None:
 
 
 def _show_sources(ds: "xr.Dataset") -> None:
-    """What all heads' reads of each layer are made of."""
-    roles = [str(role) for role in ds["role"].values]
+    """What the reads of each head are made of; of many heads, those of each layer together."""
+    roles, heads = [str(role) for role in ds["role"].values], ds.sizes["layer"] * ds.sizes["head"] <= HEADS
+    places = [(int(layer), int(head)) for layer in ds["layer"] for head in (ds["head"] if heads else [-1])]
     rows = []
     for probe in ds["probe"].values:
-        for layer in ds["layer"].values:
-            one = ds.sel(probe=probe, layer=layer)
-            shares = [f"{100 * float(x):.1f}" for x in one["layer_share_role"]]
-            near = float(one["layer_share_lag"].sel(lag=slice(0, 15)).sum())
-            rows.append([str(probe), str(layer), *shares, f"{100 * near:.1f}"])
-    title = "what the reads that predict the answers are made of, all heads together: Σ⟨c_j, r⟩/Σ‖r‖² in %"
-    screen.table(title, ["read by", "layer", *roles, "within 16 tokens"], rows)
+        for layer, head in places:
+            at = {"probe": probe, "layer": layer} | ({"head": head} if heads else {})
+            one = ds.sel(at)
+            shares, lags = (one[f"{'' if heads else 'layer_'}share_{name}"] for name in ("role", "lag"))
+            near = float(lags.sel(lag=slice(0, NEAR - 1)).sum(skipna=False))
+            cells = [*(float(x) for x in shares), near]
+            rows.append([str(probe), f"{layer}:{head}" if heads else str(layer), *(f"{100 * x:.1f}" for x in cells)])
+    screen.table(
+        "what the reads that predict the answers are made of, Σ⟨c, r⟩/Σ‖r‖² in %, by role of the token that wrote",
+        ["read by", "layer:head" if heads else "layer", *roles, f"last {NEAR} tokens"],
+        rows,
+    )

@@ -17,6 +17,7 @@ from qed_probe.figures.maps import draw_correction_share, draw_half_life
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
 from qed_probe.figures.replays import draw_replay
 from qed_probe.figures.saturation import draw_gate_saturation
+from qed_probe.figures.sources import draw_read_map, draw_sources
 from qed_probe.figures.strip import draw_token_strip
 from qed_probe.figures.training import draw_lambda
 
@@ -41,11 +42,13 @@ __all__ = [
     "draw_half_life",
     "draw_heads",
     "draw_lambda",
+    "draw_read_map",
     "draw_record_contrast",
     "draw_record_quantiles",
     "draw_replay",
     "draw_rho",
     "draw_rho_read",
+    "draw_sources",
     "draw_strengths",
     "draw_token_strip",
     "eigen_figures",

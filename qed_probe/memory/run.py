@@ -83,7 +83,8 @@ def inspect_memory(
     plan = make_plan(checkpoint, prompts, vectors="none", **how)
     layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
     mixer = MIXERS[str(layout.attrs["mixer"])]
-    subject = subject_of(mixer, layout.layers, layout.heads, ((len(x.tokens), x.roles) for x in plan.prompts))
+    texts = None if plan.tokenizer is None else plan.tokenizer.pieces(np.asarray(plan.prompts[0].tokens))
+    subject = subject_of(mixer, layout.layers, layout.heads, ((len(x.tokens), x.roles) for x in plan.prompts), texts)
     run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
     for pack in plan.packs:
 
@@ -109,10 +110,10 @@ def inspect_memory_store(
     layers: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Look from traces that kept their inputs into what ``inspect_memory`` looks into from a model, layer by layer, with no model.
+    """As ``inspect_memory``, from traces that kept their inputs, layer by layer, with no model.
 
-    Prompts that are not complete are left out. Raises InputError and CheckFailed as ``inspect_memory`` does, and StoreError for traces
-    without inputs or without a complete prompt.
+    Prompts that are not complete are left out. Raises InputError and CheckFailed as ``inspect_memory`` does, and StoreError for
+    traces without inputs or without a complete prompt.
     """
     parts = _chosen(only)
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
@@ -127,7 +128,9 @@ def inspect_memory_store(
     spans = ((int(bounds[i]), int(bounds[i + 1])) for i in whole)
     known = ((b - a, None if roles is None else roles[a:b]) for a, b in spans)
     wanted, done = tuple(chosen_layers(trace["layer"].values.tolist(), layers)), 0
-    subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known)
+    first = slice(*bounds[whole[0] : whole[0] + 2])
+    texts = trace["token_text"].values[first].tolist() if "token_text" in trace else None
+    subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known, texts)
     run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
     for layer in wanted:
         for pack in packs(lengths.tolist(), PACK):
@@ -148,12 +151,12 @@ def read_weights(
     probe: Probe = "query",
     tokens: Sequence[int] | None = None,
 ) -> xr.Dataset:
-    """The exact weights ω of everything written in the reads of one prompt of traces that kept their inputs.
+    """The exact weights ω of everything written, in the reads of one prompt of traces that kept their inputs.
 
-    ``weight`` ``(token, head, source, edit)`` float32, of the reads by ``probe`` at ``tokens``, counted within the prompt, or at
-    all: r = Σ_j Σ_m ω_jm u_jm, and ``share`` ``(token, head, source)`` = ⟨c_j, r⟩/‖r‖², NaN where r is 0. All reads of a prompt of
-    T tokens are H·T²·(M + 1) numbers. Raises InputError for a layer, prompt, token or probe that is not there, and StoreError for
-    traces without inputs or a prompt that is not complete.
+    ``weight`` ``(token, head, source, edit)`` float32 with r = Σ_j Σ_m ω_jm u_jm, of the reads by ``probe`` at ``tokens``
+    (counted within the prompt; all if None); ``share`` ``(token, head, source)`` is ⟨c_j, r⟩/‖r‖², NaN where r is 0. All reads of
+    T tokens have H·T²·(M + 1) numbers. Raises InputError for a layer, prompt, token or probe that is not there, and StoreError
+    for traces without inputs.
     """
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
     trace, inputs = reader.open(*paths), reader.open_inputs(*paths)
@@ -167,8 +170,9 @@ def read_weights(
     parts = [take_apart(given, 0, torch.tensor(at[i : i + BLOCK]), probe) for i in range(0, len(at), BLOCK)]
     T = given.ends[-1]
     weight = torch.cat([pad(x.weights, (0, 0, 0, T - x.weights.shape[2])) for x in parts])
-    share = torch.cat([pad(x.parts / x.read.square().sum(-1, keepdim=True), (0, T - x.parts.shape[2])) for x in parts])
-    found = {"weight": (("token", "head", "source", "edit"), weight.numpy()), "share": (("token", "head", "source"), share.numpy())}
+    share = torch.cat([pad(x.parts, (0, T - x.parts.shape[2])) / x.read.square().sum(-1, keepdim=True) for x in parts])
+    dims = ("token", "head", "source")
+    found = {"weight": ((*dims, "edit"), weight.numpy()), "share": (dims, share.numpy())}
     return xr.Dataset(found, {"token": [*at]}, {"layer": layer, "prompt": prompt, "probe": probe})
 
 

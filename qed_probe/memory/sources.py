@@ -171,8 +171,11 @@ class Sources:
             "share_token": _ratio(self.token, self.energy[..., :1]),
         }
         columns |= {} if self.map is None else {"share_map": self.map}
-        roles = np.array(self.subject.names)[self.subject.roles[0][: self.token.shape[-1]]]
+        known = slice(self.token.shape[-1])
+        roles = np.array(self.subject.names)[self.subject.roles[0][known]]
         coords = {"probe": [*self.probes], "role": [*self.subject.names], "lag": self.lags, "source_role": ("source", roles)}
+        if self.subject.texts is not None:
+            coords["source_text"] = ("source", np.array(self.subject.texts[known]))
         attrs = {"block_tokens": self.side, "first_prompt_tokens": self.subject.lengths[0]}
         return whole.table(VARIABLES, columns, coords, attrs)
 

@@ -1,6 +1,6 @@
 """What the tables of a run are about, and what each of them is made by."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,8 @@ class Subject:
     """A mixer's layers and heads, and the prompts that they see.
 
     ``names`` are the roles there are, ``roles`` ``[T]`` of each prompt the index of each token's; ``chosen`` is, by prompt, the
-    token whose read predicts the answer's first token, the last one where there is no answer.
+    token whose read predicts the answer's first token, the last one where there is no answer. ``texts`` are those of the first
+    prompt's tokens, None where they are not known.
     """
 
     mixer: Mixer
@@ -31,6 +32,7 @@ class Subject:
     names: tuple[str, ...]
     roles: tuple[NDArray[np.int64], ...]
     chosen: tuple[int, ...]
+    texts: tuple[str, ...] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -56,14 +58,19 @@ class Part(Protocol):
 
 
 def subject_of(
-    mixer: Mixer, layers: tuple[int, ...], heads: int, prompts: Iterable[tuple[int, NDArray[np.str_] | None]]
+    mixer: Mixer,
+    layers: tuple[int, ...],
+    heads: int,
+    prompts: Iterable[tuple[int, NDArray[np.str_] | None]],
+    texts: Sequence[str] | None = None,
 ) -> Subject:
-    """``prompts`` are the length of each and its tokens' roles."""
+    """``prompts`` are the length of each and its tokens' roles, ``texts`` those of the first one's tokens."""
     lists = [np.full(length, PLAIN) if roles is None else np.where(roles == "", PLAIN, roles) for length, roles in prompts]
     names = tuple(dict.fromkeys(str(name) for roles in lists for name in dict.fromkeys(roles.tolist())))
     number = {name: i for i, name in enumerate(names)}
     numbered = tuple(np.array([number[str(name)] for name in roles.tolist()], np.int64) for roles in lists)
-    return Subject(mixer, layers, heads, names, numbered, tuple(map(_predicts_answer, lists)))
+    chosen = tuple(map(_predicts_answer, lists))
+    return Subject(mixer, layers, heads, names, numbered, chosen, None if texts is None else tuple(texts))
 
 
 def _predicts_answer(roles: NDArray[np.str_]) -> int:

@@ -1,0 +1,127 @@
+"""``qed-probe memory``: its store, its tables and figures, exact weights of a trace, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.patches import Rectangle
+
+import qed_probe as qp
+from qed_probe import cli, figures
+from qed_probe.errors import InputError, StoreError
+from qed_probe.memory.strips import farthest_head, source_strip
+
+Capture = pytest.CaptureFixture[str]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["qed-probe", *map(str, words)])
+    return cli.main()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "run.zarr"
+    qp.trace(None, qp.niah_prompts(400, 2, seed=0), path, save_inputs=True, vectors="none")
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(run: Path) -> xr.Dataset:
+    return qp.inspect_memory_store(run, only=["sources"])
+
+
+def test_the_command_says_it_and_plot_draws_it(
+    run: Path, table: xr.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "memory", run, "--only", "sources") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["read", "by", "layer:head", "question", "noise", "needle", "answer", "last", "16", "tokens"]
+    cell = table["share_role"].sel(probe="query", layer=0, head=0, role="needle")
+    assert said[2].split()[:5][1:] == ["0:0", *said[2].split()[2:5]]
+    assert said[2].split()[4] == f"{100 * float(cell):.1f}"
+    assert qp.open_memory("memory.zarr").attrs["created_by"].startswith("qed-probe memory")
+    assert call(monkeypatch, "plot", "memory.zarr", "-o", "figures") == 0
+    names = {path.stem for path in Path("figures").iterdir()}
+    assert names == {"sources", "sources-map", "sources-query", "sources-direction"}
+    assert call(monkeypatch, "plot", "memory.zarr", "memory.zarr") == 2
+    assert call(monkeypatch, "memory", run, "--only", "sources") == 2
+    assert "memory.zarr: expected nothing there" in capsys.readouterr().err
+    assert call(monkeypatch, "memory", run, "--only", "none", "--overwrite") == 2
+    assert "only: expected some of sources" in capsys.readouterr().err
+    assert call(monkeypatch, "memory", run, "--text", "x", "--overwrite") == 2
+    assert "--text: expected with a checkpoint, found with the store" in capsys.readouterr().err
+
+
+def test_texts_without_roles_and_of_one_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "memory", "--text", "a", "--text", "one and another", "--only", "sources") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:8]]
+    assert [row[:3] for row in rows] == [["query", f"{layer}:{head}", "100.0"] for layer in (0, 1) for head in (0, 1, 2)]
+    assert call(monkeypatch, "plot", "memory.zarr", "-o", "figures") == 0
+
+
+def test_a_store_comes_back_and_is_never_overwritten_by_accident(table: xr.Dataset, tmp_path: Path) -> None:
+    qp.save_memory(table, tmp_path / "m.zarr")
+    xr.testing.assert_identical(qp.open_memory(tmp_path / "m.zarr"), table)
+    with pytest.raises(StoreError, match="expected nothing there, found a store of memories; overwrite replaces"):
+        qp.save_memory(table, tmp_path / "m.zarr")
+    with pytest.raises(StoreError, match="expected a table of memories"):
+        qp.save_memory(table.drop_vars("nonfinite"), tmp_path / "n.zarr")
+    with pytest.raises(StoreError, match="expected a store of memories"):
+        qp.open_memory(tmp_path)
+
+
+def test_weights_of_a_trace_are_those_of_its_own_reads(run: Path) -> None:
+    found = qp.read_weights(run, 1, 1, tokens=[0, 399])
+    inputs, bounds = qp.open_inputs(run).sel(layer=1), [400, 800]
+    u = inputs["u"].isel(token=slice(*bounds)).transpose("token", "head", "edit", "value").values
+    y = inputs["o"].isel(token=[400, 799]).transpose("token", "head", "value").values / inputs.attrs["scale"]
+    total = np.einsum("phjm,jhmv->phv", found["weight"].values, u)
+    np.testing.assert_allclose(total, y, rtol=0, atol=1e-5 * np.abs(y).max())
+    np.testing.assert_allclose(found["share"].sum("source"), 1, rtol=1e-4)
+    assert found["weight"].dims == ("token", "head", "source", "edit")
+    assert found.sizes["source"] == 400
+    every = qp.read_weights(run, 1, 1)
+    np.testing.assert_allclose(every["weight"].sel(token=399), found["weight"].sel(token=399), rtol=1e-4, atol=1e-6)
+
+
+def test_a_direction_reads_nothing_of_an_empty_memory(run: Path) -> None:
+    found = qp.read_weights(run, 0, probe="direction", tokens=[0, 1])
+    assert (found["weight"].sel(token=0) == 0).all()
+    assert np.isnan(found["share"].sel(token=0)).all()
+    assert (found["weight"].sel(token=1).isel(source=0) != 0).all()
+
+
+def test_what_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"layers: expected some of \[0, 1\], found \[7\]"):
+        qp.read_weights(run, 7)
+    with pytest.raises(InputError, match="prompt: expected a complete one of 2, counted from 0, found 2"):
+        qp.read_weights(run, 0, 2)
+    with pytest.raises(InputError, match="tokens: expected some from 0 to 399, found 400"):
+        qp.read_weights(run, 0, tokens=[3, 400])
+    qp.trace(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), tmp_path / "bare.zarr")
+    with pytest.raises(StoreError, match="expected group inputs, found none"):
+        qp.inspect_memory_store(tmp_path / "bare.zarr")
+
+
+def test_the_figure_shows_the_tables_shares(table: xr.Dataset) -> None:
+    bars = [bar for bar in figures.draw_sources(table).axes[0].patches if isinstance(bar, Rectangle)]
+    drawn = sum(bar.get_width() for bar in bars if bar.get_y() < 0)  # the first row, with signs
+    assert drawn == pytest.approx(1, abs=1e-5)
+    needle = table["share_role"].sel(probe="query", layer=0, head=0, role="needle")
+    assert any(bar.get_width() == pytest.approx(float(needle)) for bar in bars)
+
+
+def test_the_strip_is_of_the_head_that_reads_farthest(table: xr.Dataset) -> None:
+    assert farthest_head(table) == (0, 0)
+    strip = source_strip(table, "query")
+    assert "".join(strip["text"].values[-8:].tolist()) == "text is "
+    np.testing.assert_array_equal(strip["value"], table["share_token"].sel(probe="query", layer=0, head=0))
+    with pytest.raises(StoreError, match="found one without source_text"):
+        source_strip(table.drop_vars("source_text"))
+    with pytest.raises(StoreError, match="found one without share_lag"):
+        farthest_head(table.drop_vars("share_lag"))
