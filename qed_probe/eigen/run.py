@@ -128,8 +128,10 @@ def _stream(plan: Plan, claims: tuple[Claim, ...], index: int, count: int, progr
             seen[tokens.v.device][layer] = {name: x[0] for name, x in erase(mixer, tokens).items()}
             sample.add(layer, mixer, tokens, begin)
 
-        ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])).to(model.device)
-        ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - begin).to(model.device)
+        ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])).to(
+            model.device, non_blocking=True
+        )
+        ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - begin).to(model.device, non_blocking=True)
         with (
             enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"),
             torch.inference_mode(),

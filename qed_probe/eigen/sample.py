@@ -74,7 +74,7 @@ def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> T
 
 def _picked(tokens: Tokens, at: Tensor) -> Tokens:
     given: dict[str, Any] = {
-        field.name: x.index_select(1, at.to(x.device))
+        field.name: x.index_select(1, at.to(x.device, non_blocking=True))
         for field in fields(tokens)
         if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
     }

@@ -29,6 +29,8 @@ AT_ONCE = (1 << 22, 1 << 17)
 """Tokens, layers and heads together that are counted at once: on a GPU what its memory holds, on a CPU what its caches do."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
+PENDING = 64
+"""Passes whose worst are left on the device until they are told apart."""
 COLUMNS = ("excess", "value", "unit", "token", "layer", "head", "edit")
 """What is kept of each: by how much the bound is passed with either key, the value as used and renormalised, and the place."""
 _LIMIT, _STEP, _REST = 2.0**20, 2.0**20, 2.0**32
@@ -95,10 +97,19 @@ class Counts:
         self.violations = torch.zeros(C, 2, *sizes, dtype=torch.int64, device=device)
         self.prompt_violations = torch.zeros(C, len(subject.cu_seqlens) - 1, dtype=torch.int64, device=device)
         self.rounding = torch.full((C,), -torch.inf, dtype=torch.float64, device=device)
+        self.prompt_tokens = torch.zeros(len(subject.cu_seqlens) - 1, dtype=torch.int64, device=device)
         self.number = torch.tensor(layers, device=device)
         self.bounds = torch.tensor(subject.cu_seqlens, device=device)
         self.theory = torch.tensor(subject.theory[:, at, None], device=device)
         self.ends = torch.tensor(np.stack([subject.ends(claim)[:, at, None, :, None] for claim in subject.claims]), device=device)
+
+    def prompts(self, tokens: Tensor) -> Tensor:
+        """The prompts of packed tokens."""
+        return torch.searchsorted(self.bounds, tokens, right=True) - 1
+
+    def add_prompts(self, tokens: Tensor) -> None:
+        """Count these packed tokens as seen."""
+        self.prompt_tokens.index_add_(0, self.prompts(tokens), torch.ones_like(tokens))
 
     def reduce(self, x: Tensor, tokens: Tensor) -> None:
         """Add quantities ``[quantity, layer, T, H]`` of these packed tokens."""
@@ -133,8 +144,7 @@ class Counts:
         violated, real = (x >= 0 if claim.strict else x > 0 for x in (used, lasting))
         self.violations[index] += torch.stack([violated, real]).sum((2, 4))
         self.rounding[index] = torch.maximum(self.rounding[index], used.where(violated & ~real, -torch.inf).max())
-        prompts = torch.searchsorted(self.bounds, tokens, right=True) - 1
-        self.prompt_violations[index].index_add_(0, prompts, real.sum((0, 2, 3)))
+        self.prompt_violations[index].index_add_(0, self.prompts(tokens), real.sum((0, 2, 3)))
         return self._worst(lasting, values, tokens)
 
     def _worst(self, excess: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
@@ -158,32 +168,48 @@ class Tally:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.counts: list[Counts] = []
-        self.worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
-        self.prompt_tokens = np.zeros(len(subject.cu_seqlens) - 1, np.int64)
+        self._worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
+        self._found: list[list[Tensor]] = [[] for _ in subject.claims]
+
+    @property
+    def prompt_tokens(self) -> NDArray[np.int64]:
+        """The tokens of each prompt that have been added."""
+        found: NDArray[np.int64] = sum((x.prompt_tokens.cpu().numpy() for x in self.counts), np.zeros(1, np.int64))
+        return np.broadcast_to(found, len(self.subject.cu_seqlens) - 1)
+
+    @property
+    def worst(self) -> list[NDArray[np.float64]]:
+        """The worst of each claim as rows ``COLUMNS``, of equals the first."""
+        self._tell_apart()
+        return self._worst
+
+    def _tell_apart(self) -> None:
+        """Bring what has been found from the device, and keep the worst of it."""
+        for index, found in enumerate(self._found):
+            rows = np.concatenate([self._worst[index], *(x.cpu().numpy() for x in found)], 1)
+            self._worst[index] = rows[:, np.lexsort([*rows[:2:-1], -rows[0]])[:WORST]]
+            found.clear()
 
     def add(self, layers: tuple[int, ...], tokens: Tensor, records: Mapping[str, Tensor]) -> None:
         """Add these layers' records ``[layer, T, H]``, those of edits ``[layer, T, H, M]``, of the packed tokens ``[T]``.
 
-        All are on one device; a layer never changes its companions.
+        All are on one device; a layer never changes its companions. A GPU is not waited for.
         """
         kept = next((counts for counts in self.counts if counts.layers == layers), None)
         if kept is None:
             kept = Counts(self.subject, layers, tokens.device)
             self.counts.append(kept)
+        if self.subject.layers[0] in layers:
+            kept.add_prompts(tokens)
         step = max(AT_ONCE[tokens.device.type == "cpu"] // (len(layers) * self.subject.lam.shape[1]), 1)
-        worst: list[list[Tensor]] = [[] for _ in self.subject.claims]
         for start in range(0, len(tokens), step):
             at = slice(start, start + step)
             part = {name: x[:, at] for name, x in records.items()}
             kept.reduce(self.subject.values(part), tokens[at])
-            for index, found in enumerate(worst):
+            for index, found in enumerate(self._found):
                 found.append(kept.judge(index, part, tokens[at]))
-        for index, found in enumerate(worst):
-            rows = np.concatenate([self.worst[index], torch.cat(found, 1).cpu().numpy()], 1)
-            self.worst[index] = rows[:, np.lexsort([*rows[:2:-1], -rows[0]])[:WORST]]
-        if self.subject.layers[0] in layers:
-            prompts = np.searchsorted(self.subject.cu_seqlens, tokens.cpu().numpy(), "right") - 1
-            self.prompt_tokens += np.bincount(prompts, minlength=len(self.prompt_tokens))
+        if len(self._found[0]) >= PENDING:
+            self._tell_apart()
 
 
 def edges(quantity: str) -> NDArray[np.float64]:
