@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qed_probe.errors import CheckFailed, InputError
-from qed_probe.kernels import Observation, reference
+from qed_probe.kernels import MIXERS, Observation, Tokens, reference, run
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.config import NATIVE, ModelConfig
 from qed_probe.models.language import LanguageModel
@@ -208,3 +208,27 @@ def test_heads_are_replayed_beyond_a_short_first_sequence() -> None:
     wrong[:, 50:] *= 1.5
     with pytest.raises(CheckFailed, match="at layer 1, head"):
         check_heads(replace(records[0], output=wrong), seed=0)
+
+
+def test_a_direction_that_meets_hardly_anything_is_no_mismatch() -> None:
+    """Of a read that is rounding itself no digit can be judged; a wrong one of a write's size still is."""
+    rng = torch.Generator().manual_seed(0)
+    k = torch.randn(1, 2, 1, 8, generator=rng).double()
+    basis = torch.linalg.qr(torch.cat([k[0, :, 0].T, torch.randn(8, 1, generator=rng).double()], 1)).Q
+    ones = torch.ones(1, 2, 1, 8)
+    tokens = Tokens(
+        q=basis[:, 2].expand(1, 2, 1, 8).float(),
+        k=torch.nn.functional.normalize(k, dim=-1).float(),
+        v=torch.randn(1, 2, 1, 8, generator=rng),
+        g=-0.1 * ones,
+        b=0.5 * ones,
+        w=ones,
+        lam=torch.tensor([0.1]),
+    )
+    seen = run(MIXERS["qed"], tokens, record=True, backend="torch")
+    captured = Captured(0, MIXERS["qed"], seen, seen.y, 1.0, None, None)
+    assert seen.records["read"].abs().max() < 1e-6
+    check_heads(captured, seed=0)
+    wrong = replace(seen, records=seen.records | {"read": seen.records["read"] + 1e-4})
+    with pytest.raises(CheckFailed, match="read S̄ᵀd"):
+        check_heads(replace(captured, observation=wrong), seed=0)

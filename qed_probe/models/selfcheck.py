@@ -55,12 +55,12 @@ def _check_span(captured: Captured, sequence: int, span: slice, pick: Tensor, st
     y, read = replay(q, g, k, a, u, main=ready.main, d=d, initial_state=state)
     tolerance = _tolerance(captured)
     output = captured.output[0, span].index_select(1, pick)
-    _compare(captured, output, captured.scale * y, pick, tolerance, start, "output", past)
+    _compare(captured, output, captured.scale * y, pick, tolerance, start, "output", past, captured.scale * _least(captured, q))
     if "read" in seen.records:
         recorded = seen.records["read"][0, span].index_select(1, pick)
         # The records are float32 whatever the model's dtype, but Triton's programs keep what is between them in the model's.
         tolerance = tolerance if seen.backend == "triton" else TOLERANCE[torch.float32]
-        _compare(captured, recorded, read, pick, tolerance, start, "read S̄ᵀd", past)
+        _compare(captured, recorded, read, pick, tolerance, start, "read S̄ᵀd", past, _least(captured, d))
 
 
 def check_layer(captured: Captured, start: int = 0, past: Past | None = None) -> None:
@@ -80,7 +80,8 @@ def check_layer(captured: Captured, start: int = 0, past: Past | None = None) ->
     past.state, heads = again.final_state, torch.arange(again.y.shape[2])
     tolerance = _tolerance(captured)
     found, expected = captured.output.flatten(0, 1), captured.scale * again.y.flatten(0, 1)
-    _compare(captured, found, expected, heads, tolerance, start, "output", past)
+    least = captured.scale * _least(captured, captured.observation.tokens.q)
+    _compare(captured, found, expected, heads, tolerance, start, "output", past, least)
 
 
 def _tolerance(captured: Captured) -> float:
@@ -93,10 +94,29 @@ def _tolerance(captured: Captured) -> float:
     return min(tolerance + lost, TOLERANCE[torch.bfloat16])
 
 
+def _least(captured: Captured, probe: Tensor | None) -> Tensor:
+    """The size that a read is judged against at least: a probe may meet hardly anything, and four float32 steps are rounding.
+
+    Of ‖S‖‖p‖, that is, with the largest value or the initial state for ‖S‖.
+    """
+    held, state = captured.observation.tokens.v.norm(dim=-1).max(), captured.initial_state
+    held = held if state is None else torch.maximum(held, state.norm(dim=(-2, -1)).max().to(held.dtype))
+    size = held.new_zeros(()) if probe is None else probe.norm(dim=-1).max()
+    return 4 * torch.finfo(torch.float32).eps / TOLERANCE[torch.float32] * held * size
+
+
 def _compare(
-    captured: Captured, found: Tensor, expected: Tensor, heads: Tensor, tolerance: float, start: int, what: str, past: Past
+    captured: Captured,
+    found: Tensor,
+    expected: Tensor,
+    heads: Tensor,
+    tolerance: float,
+    start: int,
+    what: str,
+    past: Past,
+    least: Tensor,
 ) -> None:
-    """``[T, heads, V]`` each."""
+    """``[T, heads, V]`` each, judged against the largest number so far, or ``least``."""
     bad = (~found.isfinite()).any(-1).nonzero()
     if len(bad):
         token, head = bad[0].tolist()
@@ -105,6 +125,7 @@ def _compare(
             f"head {int(heads[head])}, token {start + token}"
         )
     size = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    size = torch.maximum(size, least.to(size.dtype))
     key = captured.layer, what
     past.largest[key] = size = torch.maximum(size, past.largest.get(key, size))
     off = ((found.double() - expected.double()).abs() / size).amax(-1)
