@@ -2,8 +2,8 @@
 
 A model of this package and one of another library, with random weights, run over the same packs of tokens: the forward alone,
 then with every erase factor tallied, in turns. On a GPU the models are of the 340M preset and of Qwen3.5's shape, in bfloat16; on
-a CPU the bundled model and a tiny one of that shape. The steps of a sample take the same time however many the tokens: what a
-token costs is in the longer run's row.
+a CPU the bundled model and a tiny one of that shape (left out where transformers is missing). The steps of a sample take the same
+time however many the tokens: what a token costs is in the longer run's row.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +23,6 @@ import numpy as np
 import torch
 
 import qed_probe as qp
-from benchmarks.peers import save_model
 from qed_probe.eigen import run
 from qed_probe.tracing.plan import Plan, make_plan
 
@@ -44,6 +44,8 @@ def native(directory: Path, device: str) -> Path | None:
 
 def foreign(directory: Path, device: str) -> Path:
     """A model of Qwen3.5's shape."""
+    from benchmarks.peers import save_model  # with transformers, which the other row does without
+
     save_model(directory, device)
     return directory
 
@@ -91,7 +93,8 @@ def main() -> int:
     print(f"{where}, Python {platform.python_version()}, torch {torch.__version__}; medians of {ROUNDS} rounds\n")
     print("| model | prompts | token-heads, M | forward, ms | with the tally, ms | of forward | ns a token-head |")
     print("|---|---|---|---|---|---|---|")
-    for name, make in (("native", native), ("Qwen3.5's shape", foreign)):
+    makers = {"native": native, **({"Qwen3.5's shape": foreign} if find_spec("transformers") else {})}
+    for name, make in makers.items():
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = make(Path(folder) / "model", device)
             for count in PROMPTS:
