@@ -49,7 +49,7 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
         {name: (dims, x) for name, x in (values | counts).items()},
         {name: ("run", [key[i] for key in keys]) for i, name in enumerate(RUN)} | {"length": lengths},
     )
-    ds["p_fdr"] = dims, _controlled(values["p"])
+    ds["p_fdr"] = dims, controlled(values["p"])
     ds["difference"].attrs = {"units": "nat", "long_name": "change of ln p(answer)"}
     return ds.assign_attrs({**{name: ways[name].iloc[0] for name in CHANGE}, "trained_length": trained(alone)})
 
@@ -64,7 +64,7 @@ def _effects(changed: pd.DataFrame, usual: pd.DataFrame, at: str) -> dict[int, d
         size = one["answer"].str.len().to_numpy()
         x = size * (other["answer_loss"].to_numpy() - one["answer_loss"].to_numpy())
         right, before = one["correct"].to_numpy(), other["correct"].to_numpy()
-        found[int(length)] = _interval(x) | {
+        found[int(length)] = paired_interval(x) | {
             "gained": int((right & ~before).sum()),
             "lost": int((~right & before).sum()),
             "samples": len(x),
@@ -72,8 +72,8 @@ def _effects(changed: pd.DataFrame, usual: pd.DataFrame, at: str) -> dict[int, d
     return found
 
 
-def _interval(x: Array) -> dict[str, float]:
-    """Mean, interval and p of paired differences; p is 1 where all are 0, and 0 where all are the same otherwise."""
+def paired_interval(x: Array) -> dict[str, float]:
+    """Mean, 95 % interval and p of paired differences ``[n]``; p is 1 where all are 0, and 0 where all are the same otherwise."""
     if len(x) < 2:
         return {"difference": float(x.mean())}
     middle, low, high = mean_interval(x)
@@ -82,8 +82,8 @@ def _interval(x: Array) -> dict[str, float]:
     return {"difference": middle, "low": low, "high": high, "p": float(2 * stats.t.sf(abs(t), len(x) - 1)) if middle else 1.0}
 
 
-def _controlled(p: Array) -> Array:
-    """Adjusted over layer and head; NaN is left out."""
+def controlled(p: Array) -> Array:
+    """P values ``[a, b, layer, head]`` adjusted over layer and head by Benjamini and Hochberg; NaN is left out."""
     adjusted = p.copy()
     for row in np.ndindex(p.shape[:2]):
         known = np.isfinite(p[row])
