@@ -113,7 +113,8 @@ def test_with_all_states_a_run_goes_on_as_the_other(mixer: str) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("mixer", "what"), [("qed", "direction"), ("eda-qed", "direction"), ("eda", "address"), ("eda", "gamma")]
+    ("mixer", "what"),
+    [("qed", "direction"), ("eda-qed", "direction"), ("eda", "address"), ("eda", "gamma"), ("eda-reversed", "address")],
 )
 def test_a_layer_does_with_another_part_what_the_oracle_does(mixer: str, what: str) -> None:
     one, head = model(mixer, layers=1), 1
@@ -121,7 +122,7 @@ def test_a_layer_does_with_another_part_what_the_oracle_does(mixer: str, what: s
         run(one, TOKENS)
     tokens = records[0].observation.tokens
     # The oracle runs token by token and head by head in float64, from vectors that are put together here.
-    expected = torch.stack([_oracle(tokens, i, what, head) for i in range(4)])
+    expected = torch.stack([_oracle(tokens, i, what, head, last=mixer == "eda-reversed") for i in range(4)])
     seen: list[Tensor] = []
     one.mixers[0].o_norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     patched(one, TOKENS, what, 0, [head])
@@ -131,7 +132,7 @@ def test_a_layer_does_with_another_part_what_the_oracle_does(mixer: str, what: s
     assert (seen[0][:, :, head] - usual[:, :, head]).abs().max() > 1e-3
 
 
-def _oracle(tokens: Tokens, row: int, what: str, head: int) -> Tensor:
+def _oracle(tokens: Tokens, row: int, what: str, head: int, *, last: bool) -> Tensor:
     """Y ``[T, H, V]`` of a row by S ← diag(exp g)S, S ← S + k(u − Sᵀa)ᵀ, with its partner's part at one head."""
     mine, theirs = _fields(tokens, row), _fields(tokens, (row + 2) % 4)
     T, H, V = mine["v"].shape
@@ -143,7 +144,7 @@ def _oracle(tokens: Tokens, row: int, what: str, head: int) -> Tensor:
             if h == head and what in x:
                 x[what] = y[what]
             state = x["g"].exp()[:, None] * state
-            if "gamma" in x:
+            if "gamma" in x and not last:
                 state = state - torch.outer(x["gamma"] * x["address"], state.T @ x["address"])
             a, u = (x["b"] * x["k"], x["w"] * x["v"]) if "b" in x else (x["beta"] * x["k"], x["beta"] * x["v"])
             if "lam" in x:
@@ -151,6 +152,8 @@ def _oracle(tokens: Tokens, row: int, what: str, head: int) -> Tensor:
                 wanted = at["b"] * at["q"]
                 a = a + x["lam"] * (wanted - at["k"] * (at["k"] @ wanted))
             state = state + torch.outer(x["k"], u - state.T @ a)
+            if last:
+                state = state - torch.outer(x["gamma"] * x["address"], state.T @ x["address"])
             found[t, h] = state.T @ x["q"]
     return found
 

@@ -16,9 +16,6 @@ from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Edits, Mixer, Tokens, edits
 from qed_probe.models.language import Cache, LanguageModel
 
-SYMBOLS = {"direction": "d", "address": "ε", "gamma": "γ", "state": "S"}
-"""What can be exchanged."""
-
 
 def exchangeable(mixer: Mixer) -> tuple[str, ...]:
     """What a mixer has of it: d if it adds one, ε if it is each token's own, γ if there is an address, S always."""
