@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from qed_probe import analyses, errors, figures, kernels, models, store, tasks, training
     from qed_probe.eigen import Verdict, compare_eigen, merge_eigen, tally_eigen, tally_eigen_store, verdicts
     from qed_probe.errors import CheckFailed, CheckpointError, InputError, QedProbeError, StoreError
-    from qed_probe.evaluation import evaluate
+    from qed_probe.evaluation import evaluate, patch
     from qed_probe.gallery import DIAGNOSTICS, contrast, contrast_published, contrast_traces, diff, plot
     from qed_probe.kernels import MIXERS, Mixer, Tokens, recurrence, reference, run
     from qed_probe.memory import inspect_memory, inspect_memory_store, read_weights
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qed_probe.store.harness import read_harness
     from qed_probe.store.memory import open_memory, save_memory
     from qed_probe.store.outcomes import check_free, export_outcomes, open_outcomes, save_outcomes
+    from qed_probe.store.patching import open_patches, save_patches
     from qed_probe.store.reader import IncompleteStoreWarning, open, open_inputs, open_states
     from qed_probe.store.replays import open_replays, save_replays
     from qed_probe.tasks import TASKS, Prompt, Task, file_prompts, niah_prompts, task_prompts, text_prompts, token_prompts
@@ -43,18 +44,18 @@ __all__ = [
     "arm", "capture", "check_free", "compare_eigen", "contrast", "contrast_published", "contrast_traces", "describe", "diff",
     "errors", "estimate", "evaluate", "export_outcomes", "figures", "file_prompts", "find_recipe", "find_tokenizer",
     "inspect_memory", "inspect_memory_store", "kernels", "load_model", "locate", "merge_eigen", "models", "niah_prompts",
-    "open", "open_eigen", "open_inputs", "open_memory", "open_outcomes", "open_replays", "open_states", "plot", "preset",
-    "read_config", "read_harness", "read_history", "read_provenance", "read_weights", "recurrence", "reference", "replay",
-    "replay_store", "run", "save_eigen", "save_memory", "save_model", "save_outcomes", "save_replays", "store", "tally_eigen",
-    "tally_eigen_store", "task_prompts", "tasks", "text_prompts", "token_prompts", "trace", "train", "train_grid", "training",
-    "verdicts",
+    "open", "open_eigen", "open_inputs", "open_memory", "open_outcomes", "open_patches", "open_replays", "open_states",
+    "patch", "plot", "preset", "read_config", "read_harness", "read_history", "read_provenance", "read_weights", "recurrence",
+    "reference", "replay", "replay_store", "run", "save_eigen", "save_memory", "save_model", "save_outcomes", "save_patches",
+    "save_replays", "store", "tally_eigen", "tally_eigen_store", "task_prompts", "tasks", "text_prompts", "token_prompts",
+    "trace", "train", "train_grid", "training", "verdicts",
 ]  # fmt: skip
 
 _ROOMS = ("analyses", "errors", "figures", "kernels", "models", "store", "tasks", "training")
 _HOMES = {
     "eigen": ("Verdict", "compare_eigen", "merge_eigen", "tally_eigen", "tally_eigen_store", "verdicts"),
     "errors": ("CheckFailed", "CheckpointError", "InputError", "QedProbeError", "StoreError"),
-    "evaluation": ("evaluate",),
+    "evaluation": ("evaluate", "patch"),
     "gallery": ("DIAGNOSTICS", "contrast", "contrast_published", "contrast_traces", "diff", "plot"),
     "kernels": ("MIXERS", "Mixer", "Tokens", "recurrence", "reference", "run"),
     "memory": ("inspect_memory", "inspect_memory_store", "read_weights"),
@@ -70,6 +71,7 @@ _HOMES = {
     "store.eigen": ("open_eigen", "save_eigen"),
     "store.memory": ("open_memory", "save_memory"),
     "store.outcomes": ("check_free", "export_outcomes", "open_outcomes", "save_outcomes"),
+    "store.patching": ("open_patches", "save_patches"),
     "store.replays": ("open_replays", "save_replays"),
     "store.reader": ("IncompleteStoreWarning", "open", "open_inputs", "open_states"),
     "tasks": ("TASKS", "Prompt", "Task", "file_prompts", "niah_prompts", "task_prompts", "text_prompts", "token_prompts"),

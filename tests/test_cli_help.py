@@ -17,7 +17,7 @@ from qed_probe.cli import app as application
 from qed_probe.cli import screen
 from qed_probe.errors import CheckFailed, InputError, StoreError
 
-COMMANDS = ("trace", "plot", "diff", "info", "eigen", "replay", "evaluate", "sweep", "contrast", "train", "grid")
+COMMANDS = ("trace", "plot", "diff", "info", "eigen", "replay", "evaluate", "sweep", "patch", "contrast", "train", "grid")
 MAIN = "import sys; from qed_probe.cli import main; sys.exit(main())"
 
 

@@ -69,7 +69,7 @@ def _paired(changed: pd.DataFrame, usual: pd.DataFrame) -> dict[int, dict[str, f
         one, other = mine.loc[length], base.loc[length]
         size = one["answer"].str.len().to_numpy()
         right, before = one["correct"].to_numpy(), other["correct"].to_numpy()
-        found[int(length)] = _interval(size * (other["answer_loss"] - one["answer_loss"]).to_numpy()) | {
+        found[int(length)] = paired_interval(size * (other["answer_loss"] - one["answer_loss"]).to_numpy()) | {
             "accuracy": right.mean(),
             "usual": before.mean(),
             "gained": (right & ~before).sum(),
@@ -79,7 +79,7 @@ def _paired(changed: pd.DataFrame, usual: pd.DataFrame) -> dict[int, dict[str, f
     return found
 
 
-def _interval(x: Array) -> dict[str, float]:
+def paired_interval(x: Array) -> dict[str, float]:
     """Mean, interval and p of paired differences; p is 1 where all are 0, and 0 where all are the same otherwise."""
     if len(x) < 2:
         return {"difference": float(x.mean())}

@@ -37,7 +37,7 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
         cells = np.full((*x.shape[:2], layers.max() + 1, heads.max() + 1), 0 if x.dtype.kind == "i" else np.nan, x.dtype)
         cells[:, :, layers, heads] = x
         ds[name] = ("run", "length", "layer", "head"), cells, found[name].attrs
-    ds["p_fdr"] = ds["p"].dims, _controlled(ds["p"].values)
+    ds["p_fdr"] = ds["p"].dims, controlled(ds["p"].values)
     return ds.assign_attrs({name: ways[name].iloc[0] for name in WAY})
 
 
@@ -47,8 +47,8 @@ def one_head(frame: pd.DataFrame) -> pd.DataFrame:
     return changed[changed["at"].str.fullmatch(r"\d+:\d+")]
 
 
-def _controlled(p: Array) -> Array:
-    """Adjusted over layer and head; NaN is left out."""
+def controlled(p: Array) -> Array:
+    """P values ``[a, b, layer, head]`` adjusted over layer and head by Benjamini and Hochberg; NaN is left out."""
     adjusted = p.copy()
     for row in np.ndindex(p.shape[:2]):
         known = np.isfinite(p[row])

@@ -12,6 +12,7 @@ from qed_probe.cli.evaluate import evaluate, sweep
 from qed_probe.cli.grid import grid
 from qed_probe.cli.info import info
 from qed_probe.cli.memory import memory
+from qed_probe.cli.patch import patch
 from qed_probe.cli.plot import plot
 from qed_probe.cli.replay import replay
 from qed_probe.cli.trace import trace
@@ -28,7 +29,7 @@ def version(asked: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=version, help="Print the version and stop.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (trace, plot, diff, info, eigen, replay, memory, evaluate, sweep, contrast, train, grid):
+for command in (trace, plot, diff, info, eigen, replay, memory, evaluate, sweep, patch, contrast, train, grid):
     app.command()(command)
 
 

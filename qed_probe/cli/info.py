@@ -20,7 +20,7 @@ Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
     from qed_probe.store import place
-    from qed_probe.store.schema import EIGEN, OUTCOMES
+    from qed_probe.store.schema import EIGEN, OUTCOMES, PATCHES
 
     where = path if path.exists() else qp.locate(path)
     if not where.exists():
@@ -29,7 +29,7 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     if not store:
         facts = list(_checkpoint(where, trust_remote_code))
     else:
-        says = {place.KINDS[OUTCOMES]: _outcomes, place.KINDS[EIGEN]: _eigen}
+        says = {place.KINDS[OUTCOMES]: _outcomes, place.KINDS[EIGEN]: _eigen, place.KINDS[PATCHES]: _patches}
         facts = list(says.get(place.kind(where), _store)(where))
     screen.facts(str(path), facts)
     if store:
@@ -52,6 +52,15 @@ def _eigen(path: Path) -> Iterator[tuple[str, object]]:
     ds = qp.open_eigen(path)
     yield "tokens", f"{int(ds['prompt_tokens'].sum()):,} of {int(ds['prompt_length'].sum()):,}"
     yield "claims", ", ".join(ds["claim"].values.tolist())
+    yield "size", _size(path)
+    yield from ds.attrs.items()
+
+
+def _patches(path: Path) -> Iterator[tuple[str, object]]:
+    ds = qp.open_patches(path)
+    yield "pairs", f"{ds.sizes['pair']:,}"
+    yield "exchanged", ", ".join(ds["what"].values.tolist())
+    yield "heads", f"{ds.sizes['layer']} layers of {ds.sizes['head']}"
     yield "size", _size(path)
     yield from ds.attrs.items()
 

@@ -1,7 +1,6 @@
 """What a model writes after a prompt, and how likely it finds what is there."""
 
 from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -28,9 +27,21 @@ def read_answers(
     prompt = model(tokens[:, :-answer], cache=cache)
     if between is not None:
         between()
-    written = _decode(model, prompt[:, -1], Cache([copy(memory) for memory in cache.layers]), answer)
+    written = _decode(model, prompt[:, -1], cache.fork(), answer)
     hidden = [prompt] if answer == 1 else [prompt, model(tokens[:, -answer:-1], cache=cache)]
     return written, _surprise(model, torch.cat(hidden, 1), tokens[:, 1:])
+
+
+@torch.inference_mode()
+def log_probability(model: LanguageModel, hidden: Tensor, cache: Cache, answers: Tensor) -> Tensor:
+    """Return ln p of ``answers`` ``[B, n]`` after prompts whose last state is ``hidden`` ``[B, hidden]``, ``[B]`` float64.
+
+    ``cache`` is what the prompts have left, and stays as it is.
+    """
+    states = [hidden[:, None]]
+    if answers.shape[1] > 1:
+        states.append(model(answers[:, :-1], cache=cache.fork()))
+    return -_surprise(model, torch.cat(states, 1), answers).double().sum(1)
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from qed_probe import figures
+from qed_probe import analyses, figures
 from qed_probe.eigen.parts import together
 from qed_probe.eigen.table import TABLE, compare_eigen
 from qed_probe.errors import StoreError
@@ -14,8 +14,8 @@ from qed_probe.gallery.files import folder_for, save
 from qed_probe.gallery.memory import plot_memory
 from qed_probe.gallery.outcomes import plot_outcomes
 from qed_probe.gallery.traces import opened, plot_traces
-from qed_probe.store import eigen, memory, outcomes, place, reader, replays
-from qed_probe.store.schema import EIGEN, MEMORY, OUTCOMES, REPLAYS
+from qed_probe.store import eigen, memory, outcomes, patching, place, reader, replays
+from qed_probe.store.schema import EIGEN, MEMORY, OUTCOMES, PATCHES, REPLAYS
 from qed_probe.training import read_history
 from qed_probe.training.state import LOG
 
@@ -29,16 +29,16 @@ def plot(
 ) -> list[Path]:
     """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
 
-    ``stores`` is one store or several of a kind: traces of the same checkpoint, outcomes, eigenvalues, or one of replays or of
-    memories; or what ``open``, ``open_outcomes``, ``compare_eigen``, ``open_replays`` or ``open_memory`` made of them; or the
-    directory of a training run. Traces are drawn with the ``inputs`` that they have, a Dataset of a trace with those given. PNG
-    has 300 dots an inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are replaced.
-    Raises InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be read, of
-    several kinds, or that can carry nothing.
+    ``stores`` is one store or several of a kind: traces of the same checkpoint, outcomes, eigenvalues, or one of replays,
+    memories or patches; or what ``open``, ``open_outcomes``, ``compare_eigen``, ``open_replays`` … made of them; or the directory of a
+    training run. Traces are drawn with the ``inputs`` that they have, a Dataset of a trace with those given. PNG has 300 dots an
+    inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are replaced. Raises InputError
+    for an unknown format or an output that is no directory, StoreError for stores that cannot be read, of several kinds, or that
+    can carry nothing.
     """
     folder = folder_for(output, formats)
     if isinstance(stores, xr.Dataset):
-        drawn = {OUTCOMES: plot_outcomes, REPLAYS: _plot_replays, TABLE: plot_eigen, MEMORY: plot_memory}
+        drawn = {OUTCOMES: plot_outcomes, TABLE: plot_eigen, **{schema: draw for schema, (_, draw) in SINGLE.items()}}
         results = drawn.get(str(stores.attrs.get("schema")))
         return results(stores, folder, formats) if results else plot_traces(stores, folder, formats, inputs)
     paths = [Path(stores)] if isinstance(stores, str | Path) else [Path(path) for path in stores]
@@ -49,12 +49,11 @@ def plot(
         return plot_outcomes(outcomes.open_outcomes(paths), folder, formats)
     if kind == place.KINDS[EIGEN]:
         return plot_eigen(compare_eigen(together({str(path): eigen.open_eigen(path) for path in paths})), folder, formats)
-    if kind in (place.KINDS[REPLAYS], place.KINDS[MEMORY]):
-        if len(paths) > 1:
-            raise StoreError(f"expected one {kind.removeprefix('a ')}, found {', '.join(map(str, paths))}")
-        if kind == place.KINDS[MEMORY]:
-            return plot_memory(memory.open_memory(paths[0]), folder, formats)
-        return _plot_replays(replays.open_replays(paths[0]), folder, formats)
+    for schema, (load, draw) in SINGLE.items():
+        if kind == place.KINDS[schema]:
+            if len(paths) > 1:
+                raise StoreError(f"expected one {kind.removeprefix('a ')}, found {', '.join(map(str, paths))}")
+            return draw(load(paths[0]), folder, formats)
     kept = all((place.found(path) / "inputs").is_dir() for path in paths)
     return plot_traces(opened(paths), folder, formats, reader.open_inputs(*paths) if kept else None)
 
@@ -70,6 +69,18 @@ def _one_kind(paths: Sequence[Path]) -> str:
 
 def _plot_replays(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
     return save(figures.draw_replay(ds), folder / "replay", formats)
+
+
+def _plot_patches(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
+    return save(figures.draw_patches(analyses.patch_effects(ds)), folder / "patching", formats)
+
+
+SINGLE = {
+    REPLAYS: (replays.open_replays, _plot_replays),
+    MEMORY: (memory.open_memory, plot_memory),
+    PATCHES: (patching.open_patches, _plot_patches),
+}
+"""Stores of which one is drawn at a time: how each is opened and drawn."""
 
 
 def _plot_training(run: Path, folder: Path, formats: Collection[str]) -> list[Path]:

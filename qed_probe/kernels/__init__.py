@@ -7,7 +7,7 @@ M edits a token, P probes, N sequences.
 from qed_probe.kernels.backend import Choice
 from qed_probe.kernels.chunked import Read, recurrence
 from qed_probe.kernels.mixers import MIXERS, Direction, Edits, Mixer, Tokens, cut, edits
-from qed_probe.kernels.observation import Observation, erase, merged, run
+from qed_probe.kernels.observation import Observation, erase, merged, run, run_edits
 from qed_probe.kernels.reference import Reference, reference, replay
 from qed_probe.kernels.sources import Factors, factor, weights
 
@@ -31,5 +31,6 @@ __all__ = [
     "reference",
     "replay",
     "run",
+    "run_edits",
     "weights",
 ]

@@ -11,7 +11,7 @@ from qed_probe.errors import InputError
 from qed_probe.kernels.backend import Backend, Choice, choose, trains
 from qed_probe.kernels.chunked import recurrence
 from qed_probe.kernels.erase import erase_records
-from qed_probe.kernels.mixers import Mixer, Tokens, canonical, checked, cut, edits
+from qed_probe.kernels.mixers import Edits, Mixer, Tokens, canonical, checked, cut, edits
 from qed_probe.kernels.packing import SEGMENT, bounds, segments
 from qed_probe.kernels.records import records
 from qed_probe.kernels.reference import reference
@@ -75,6 +75,15 @@ def run(
         found, state = _run(canonical(ready), state, cu_seqlens, places, mixer=mixer, record=record, chunk=chunk)
     states = found.pop("states")[[places.index(token) for token in states_at]]
     return Observation(tokens, found.pop("y"), state, states, found, chosen)
+
+
+def run_edits(
+    tokens: Tokens, ready: Edits, *, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Observation:
+    """As ``run`` in PyTorch, unrecorded, but with edits that need not be those that the mixer makes of these tokens."""
+    given: dict[str, Any] = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    read = recurrence(ready.q, ready.g, ready.k, ready.a, ready.u, **given)
+    return Observation(tokens, read.y, read.final_state, read.states, {}, "torch")
 
 
 def erase(mixer: Mixer, tokens: Tokens, *, backend: Choice = "auto") -> dict[str, Tensor]:

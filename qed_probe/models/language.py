@@ -1,5 +1,6 @@
 """A small decoder language model: embedding, blocks of a delta-rule mixer and a SwiGLU, output."""
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,10 @@ class Cache:
     """What a model carries from call to call: every layer's memory. A forward replaces its tensors and never writes into them."""
 
     layers: list[Memory]
+
+    def fork(self) -> "Cache":
+        """Another that goes on from the same, apart from this one."""
+        return Cache([copy(memory) for memory in self.layers])
 
 
 class Block(nn.Module):

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qed_probe.errors import InputError
-from qed_probe.kernels import MIXERS, Choice, Mixer, Observation, Tokens, merged, run
+from qed_probe.kernels import MIXERS, Choice, Edits, Mixer, Observation, Tokens, merged, run, run_edits
 from qed_probe.models.config import ModelConfig
 from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise, packed_slots
 
 Observer = Callable[[Observation, Tensor, Tensor | None, Tensor | None], None]
 """Called after a layer's pass with what was seen, the output ``[B, T, H, V]``, the initial state and cu_seqlens."""
+Editor = Callable[[Mixer, Tokens], Edits]
+"""Makes the edits of a pass in the place of ``kernels.edits``."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class DeltaMixer(nn.Module):
     what runs the recurrence. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs
     some that this mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is handed to
     the last of them, recorded and with the states after the packed tokens that it comes with; with None for these it is not
-    recorded.
+    recorded. Nor is it while there is an ``editor``, whose edits are run then, in PyTorch.
     """
 
     random_direction: Tensor
@@ -55,6 +57,7 @@ class DeltaMixer(nn.Module):
         self.strength: float | Tensor = 1.0
         self.acting, self.acting_at, self.drawn = self.kind, None, None
         self.backend: Choice = "auto"
+        self.editor: Editor | None = None
         self.observers: list[tuple[Observer, tuple[int, ...] | None]] = []
         hidden, heads, K, V = config.hidden, config.heads, config.key_dim, config.value_dim
         self.edits = config.edits if config.mixer == "deltaproduct" else 1
@@ -144,6 +147,8 @@ class DeltaMixer(nn.Module):
         tokens, states_at = self._tokens(kind, x, *convolved), self.observers[-1][1] if self.observers else None
         # The recurrence chooses its own precision: autocast would round the products inside it.
         with torch.autocast(x.device.type, enabled=False):
+            if self.editor is not None:
+                return run_edits(tokens, self.editor(kind, tokens), initial_state=state, cu_seqlens=cu_seqlens)
             return run(
                 kind,
                 tokens,

@@ -19,6 +19,7 @@ KINDS = {
     schema.REPLAYS: "a store of replays",
     schema.EIGEN: "a store of eigenvalues",
     schema.MEMORY: "a store of memories",
+    schema.PATCHES: "a store of patches",
 }
 """Stores that are no traces, in words, by their attribute ``schema``."""
 

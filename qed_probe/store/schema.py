@@ -22,6 +22,8 @@ EIGEN = "qed-probe eigen"
 """The same of a store of tallied eigenvalues."""
 MEMORY = "qed-probe memory"
 """The same of a store of what reads contain and memories hold."""
+PATCHES = "qed-probe patch"
+"""The same of a store of what exchanging parts of two runs does to an answer."""
 
 MARK = 64
 """The state's norm is taken at tokens 63, 127, … of each prompt and at its last one."""
