@@ -14,6 +14,7 @@ from qed_probe.figures.geometry import draw_address_geometry
 from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
+from qed_probe.figures.recall import draw_recall
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
 from qed_probe.figures.replays import draw_replay
 from qed_probe.figures.saturation import draw_gate_saturation
@@ -41,6 +42,7 @@ __all__ = [
     "draw_half_life",
     "draw_heads",
     "draw_lambda",
+    "draw_recall",
     "draw_record_contrast",
     "draw_record_quantiles",
     "draw_replay",

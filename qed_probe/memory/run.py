@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Choice
+from qed_probe.memory.recall import Recall
 from qed_probe.memory.sources import Sources
 from qed_probe.memory.subject import Part, Subject, subject_of
 from qed_probe.models.capture import Captured
@@ -27,7 +28,7 @@ from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
-PARTS: dict[str, type[Part]] = {"sources": Sources}
+PARTS: dict[str, type[Part]] = {"sources": Sources, "recall": Recall}
 """What can be asked for, by name; all of it if nothing is."""
 
 
@@ -168,6 +169,7 @@ def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
         layer,
         edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
         gate=layer.gate[:, tokens],
+        value=layer.value[:, tokens],
         gamma=None if layer.gamma is None else layer.gamma[:, tokens],
         source=None if layer.source is None else layer.source[:, tokens],
         ends=(0, *itertools.accumulate(lengths)),

@@ -20,8 +20,9 @@ class LayerInputs:
     """One layer's inputs over whole prompts, packed in one row, float32 (float64 if given float64).
 
     ``edits`` are those of the recurrence, an address edit as ε read at the key γε; ``gate`` ``[1, T, H, K]`` is b, or β for every
-    channel; ``lam`` ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source`` ``[1, T, H, K]`` is the vector
-    that d is made of, the query or the fixed z_h, None where it is not known. ``ends`` bound the prompts and ``prompts`` number
+    channel, 0 without either; ``value`` ``[1, T, H, V]`` is v before any gate, of several delta edits the last one's; ``lam``
+    ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source`` ``[1, T, H, K]`` is the vector that d is made
+    of, the query or the fixed z_h, None where it is not known. ``ends`` bound the prompts and ``prompts`` number
     them among all; ``initial_state`` is ``[N, H, K, V]``. ``output`` ``[1, T, H, V]`` is scale · Sᵀq as the model's own kernel
     returned it, to within ``tolerance``.
     """
@@ -30,6 +31,7 @@ class LayerInputs:
     mixer: Mixer
     edits: Edits
     gate: Tensor
+    value: Tensor
     lam: Tensor | None
     gamma: Tensor | None
     source: Tensor | None
@@ -65,6 +67,7 @@ def captured_inputs(captured: Captured, prompts: Sequence[int] | None = None) ->
         mixer=captured.mixer,
         edits=ready,
         gate=_gate(ready.q, tokens.b, None if tokens.beta is None else tokens.beta[..., -1]),
+        value=tokens.v[..., -1, :],
         lam=tokens.lam,
         gamma=tokens.gamma,
         source=ready.q if tokens.direction is None else tokens.direction.expand_as(ready.q),
@@ -87,19 +90,19 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
     dims = ("token", "head", "edit", "key", "value")
 
     def get(name: str) -> Tensor | None:
-        return (
-            torch.from_numpy(ds[name].transpose(*(dim for dim in dims if dim in ds[name].dims)).values)[None]
-            if name in ds
-            else None
-        )
+        if name not in ds:
+            return None
+        x = ds[name].isel(edit=-1, missing_dims="ignore") if name in ("v", "beta") else ds[name]
+        return torch.from_numpy(x.transpose(*(dim for dim in dims if dim in x.dims)).values)[None]
 
     q, g, k, a, u, output = (_there(get(name), name) for name in ("q", "g", "k", "a", "u", "o"))
     M = k.shape[-2]
     address = None if mixer.address is None else M - 1 if mixer.address_last else 0
-    main = M - 1 if address is None else 1 - address
+    main = 0 if mixer.gate == "in-context" else M - 1 if address is None else 1 - address
     k, a = turn_address(k, a, address)
     gate = _gate(q, get("b"), get("beta"))
-    ready = Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=gate * k[..., main, :], d=get("d"), address=address)
+    base = a[..., main, :] if mixer.direction is None else gate * k[..., main, :]
+    ready = Edits(q=q, g=g, k=k, a=a, u=u, main=main, base=base, d=get("d"), address=address)
     random = mixer.direction is not None and mixer.direction.source == "random"
     state = torch.from_numpy(ds["initial_state"].values) if "initial_state" in ds else None
     return LayerInputs(
@@ -107,6 +110,7 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
         mixer=mixer,
         edits=ready,
         gate=gate,
+        value=_there(get("v"), "v"),
         lam=None if mixer.direction is None else lam,
         gamma=get("gamma"),
         source=None if random else q,
@@ -122,7 +126,7 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
 def _gate(q: Tensor, b: Tensor | None, beta: Tensor | None) -> Tensor:
     if b is not None:
         return b
-    return _there(beta, "beta")[..., None].expand_as(q)
+    return torch.zeros_like(q) if beta is None else beta[..., None].expand_as(q)
 
 
 def _there(x: Tensor | None, name: str) -> Tensor:
