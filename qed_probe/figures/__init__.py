@@ -15,6 +15,7 @@ from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
 from qed_probe.figures.patching import draw_patches
+from qed_probe.figures.recall import draw_recall
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
 from qed_probe.figures.replays import draw_replay
 from qed_probe.figures.saturation import draw_gate_saturation
@@ -45,6 +46,7 @@ __all__ = [
     "draw_lambda",
     "draw_patches",
     "draw_read_map",
+    "draw_recall",
     "draw_record_contrast",
     "draw_record_quantiles",
     "draw_replay",

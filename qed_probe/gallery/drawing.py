@@ -30,11 +30,11 @@ def plot(
     """Draw every diagnostic that the stores can carry into the directory ``output``, and return the files.
 
     ``stores`` is one store or several of a kind: traces of the same checkpoint, outcomes, eigenvalues, or one of replays,
-    memories or patches; or what ``open``, ``open_outcomes``, ``compare_eigen``, ``open_replays`` … made of them; or the directory of a
-    training run. Traces are drawn with the ``inputs`` that they have, a Dataset of a trace with those given. PNG has 300 dots an
-    inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are replaced. Raises InputError
-    for an unknown format or an output that is no directory, StoreError for stores that cannot be read, of several kinds, or that
-    can carry nothing.
+    memories or patches; or what ``open``, ``open_outcomes``, ``compare_eigen``, ``open_replays`` … made of them; or the directory
+    of a training run. Traces are drawn with the ``inputs`` that they have, a Dataset of a trace with those given. PNG has 300
+    dots an inch. What a trace cannot carry is logged as a warning with the reason. Files of the same name are replaced. Raises
+    InputError for an unknown format or an output that is no directory, StoreError for stores that cannot be read, of several
+    kinds, or that can carry nothing.
     """
     folder = folder_for(output, formats)
     if isinstance(stores, xr.Dataset):

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Choice
+from qed_probe.memory.recall import Recall
 from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
 from qed_probe.memory.subject import Part, Subject, subject_of
 from qed_probe.models.capture import Captured
@@ -30,7 +31,7 @@ from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
-PARTS: dict[str, type[Part]] = {"sources": Sources}
+PARTS: dict[str, type[Part]] = {"sources": Sources, "recall": Recall}
 """What can be asked for, by name; all of it if nothing is."""
 
 
@@ -73,8 +74,8 @@ def inspect_memory(
 ) -> xr.Dataset:
     """Look into the memories of a checkpoint, the bundled one's if None, while it runs over prompts, once.
 
-    What there is to see is ``PARTS``: ``only`` some of them, or all; ``store.memory.VARIABLES`` says what each variable is. The
-    other keywords are those of ``trace``. Prompts whose inputs are not all finite in a layer are left out there, and counted.
+    What there is to see is ``PARTS``: ``only`` some of them, or all; docs/memory.md says what each variable is. The other
+    keywords are those of ``trace``. Prompts whose inputs are not all finite in a layer are left out there, and counted.
     Raises InputError for a part that is none and for what ``trace`` refuses, CheckpointError, and CheckFailed if the weights of
     what was written do not add up to what the model read.
     """
@@ -209,6 +210,7 @@ def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
         layer,
         edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
         gate=None if layer.gate is None else layer.gate[:, tokens],
+        value=layer.value[:, tokens],
         gamma=None if layer.gamma is None else layer.gamma[:, tokens],
         source=None if layer.source is None else layer.source[:, tokens],
         ends=(0, *itertools.accumulate(lengths)),

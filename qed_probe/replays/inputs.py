@@ -20,16 +20,18 @@ class LayerInputs:
     """One layer's inputs over whole prompts, packed in one row, float32 (float64 if given float64).
 
     ``edits`` are those of the recurrence, an address edit as ε read at the key γε; ``gate`` ``[1, T, H, K]`` is b, or the main
-    edit's β for every channel; ``lam`` ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source``
-    ``[1, T, H, K]`` is the vector that d is made of, the query or the fixed z_h, None where it is not known. ``ends`` bound the
-    prompts and ``prompts`` number them among all; ``initial_state`` is ``[N, H, K, V]``. ``output`` ``[1, T, H, V]`` is
-    scale · Sᵀq as the model's own kernel returned it, to within ``tolerance``.
+    edit's β for every channel; ``value`` ``[1, T, H, V]`` is v before any gate, of several delta edits the last one's; ``lam``
+    ``[H]`` is λ, ``gamma`` ``[1, T, H]`` γ, where the mixer has them. ``source`` ``[1, T, H, K]`` is the vector that d is made
+    of, the query or the fixed z_h, None where it is not known. ``ends`` bound the prompts and ``prompts`` number them among all;
+    ``initial_state`` is ``[N, H, K, V]``. ``output`` ``[1, T, H, V]`` is scale · Sᵀq as the model's own kernel returned it, to
+    within ``tolerance``.
     """
 
     index: int
     mixer: Mixer
     edits: Edits
     gate: Tensor | None
+    value: Tensor
     lam: Tensor | None
     gamma: Tensor | None
     source: Tensor | None
@@ -65,6 +67,7 @@ def captured_inputs(captured: Captured, prompts: Sequence[int] | None = None) ->
         mixer=captured.mixer,
         edits=ready,
         gate=_gate(ready.q, tokens.b, tokens.beta),
+        value=tokens.v[..., -1, :],
         lam=tokens.lam,
         gamma=tokens.gamma,
         source=ready.q if tokens.direction is None else tokens.direction.expand_as(ready.q),
@@ -91,6 +94,7 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
         mixer=mixer,
         edits=ready,
         gate=_gate(ready.q, _stored(ds, "b"), _stored(ds, "beta")),
+        value=_there(_stored(ds.isel(edit=-1, missing_dims="ignore"), "v"), "v"),
         lam=None if mixer.direction is None else lam,
         gamma=_stored(ds, "gamma"),
         source=None if random else ready.q,
