@@ -122,7 +122,7 @@ def stored_inputs(ds: xr.Dataset, lam: Tensor, ends: Sequence[int], prompts: Seq
 def _gate(q: Tensor, b: Tensor | None, beta: Tensor | None) -> Tensor:
     if b is not None:
         return b
-    return _there(beta, "beta")[..., None].expand_as(q)
+    return torch.zeros_like(q) if beta is None else beta[..., None].expand_as(q)
 
 
 def _there(x: Tensor | None, name: str) -> Tensor:
