@@ -80,7 +80,7 @@ def test_what_is_not_finite_is_counted() -> None:
 
 @pytest.mark.parametrize("mixer", DELTA)
 def test_states_are_measured_at_marks_and_at_the_last_token(mixer: str) -> None:
-    layer = with_state(make_layer(mixer, (0, 1, 64, 163, 463, 592)))
+    layer = with_state(make_layer(mixer, (0, 1, 65, 164, 464, 593)))
     ds = held(layer)
     assert ds["capacity_position"].values.tolist() == [64, 128, 256, 512]
     lengths = np.diff(layer.ends)
