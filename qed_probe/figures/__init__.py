@@ -1,6 +1,7 @@
 """From a computed Dataset to a matplotlib Figure: a figure draws and never computes, and no pyplot knows of it."""
 
 from qed_probe.figures.budgets import draw_gate_budgets
+from qed_probe.figures.capacity import draw_capacity
 from qed_probe.figures.contrasts import draw_contrast
 from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
@@ -11,6 +12,7 @@ from qed_probe.figures.eigen_growth import draw_eigen_growth
 from qed_probe.figures.eigen_ranges import draw_eigen_ridge, draw_eigen_steps, draw_eigen_strength
 from qed_probe.figures.energy import draw_energy
 from qed_probe.figures.geometry import draw_address_geometry
+from qed_probe.figures.growth import draw_growth
 from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
@@ -26,6 +28,7 @@ from qed_probe.figures.training import draw_lambda
 __all__ = [
     "draw_accuracy",
     "draw_address_geometry",
+    "draw_capacity",
     "draw_contrast",
     "draw_correction_share",
     "draw_depth",
@@ -41,6 +44,7 @@ __all__ = [
     "draw_energy",
     "draw_gate_budgets",
     "draw_gate_saturation",
+    "draw_growth",
     "draw_half_life",
     "draw_heads",
     "draw_lambda",

@@ -13,12 +13,15 @@ import xarray as xr
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qed_probe.errors import InputError
+from qed_probe.errors import CheckpointError, InputError
 from qed_probe.kernels import MIXERS, Choice
+from qed_probe.memory.capacity import Capacity
+from qed_probe.memory.growth import Growth
 from qed_probe.memory.recall import Recall
 from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
 from qed_probe.memory.subject import Part, Subject, subject_of
 from qed_probe.models.capture import Captured
+from qed_probe.models.checkpoint import read_provenance
 from qed_probe.models.device import enough_memory
 from qed_probe.replays.inputs import LayerInputs, captured_inputs
 from qed_probe.replays.run import KEPT
@@ -31,7 +34,7 @@ from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
-PARTS: dict[str, type[Part]] = {"sources": Sources, "recall": Recall}
+PARTS: dict[str, type[Part]] = {"sources": Sources, "growth": Growth, "recall": Recall, "capacity": Capacity}
 """What can be asked for, by name; all of it if nothing is."""
 
 
@@ -101,7 +104,7 @@ def inspect_memory(
             forward(plan, pack, torch.from_numpy(ids).to(plan.model.device), sink)
     attrs = {name: x for name, x in {**layout.attrs, **layout.provenance}.items() if name in KEPT}
     counts = {"prompts": len(prompts), "tokens": layout.sizes["token"], "tokens_incomplete": 0, "source": "model"}
-    return run.dataset(attrs | counts)
+    return run.dataset(attrs | counts | _trained_length(checkpoint))
 
 
 def inspect_memory_store(
@@ -175,6 +178,16 @@ def read_weights(
     dims = ("token", "head", "source")
     found = {"weight": ((*dims, "edit"), weight.numpy()), "share": (dims, share.numpy())}
     return xr.Dataset(found, {"token": [*at]}, {"layer": layer, "prompt": prompt, "probe": probe})
+
+
+def _trained_length(checkpoint: str | Path | None) -> dict[str, int]:
+    """The length of the prompts that a checkpoint was trained on, where it says one."""
+    try:
+        recipe = read_provenance(checkpoint).get("recipe")
+    except CheckpointError:
+        return {}
+    length = recipe.get("length") if isinstance(recipe, dict) else None
+    return {"trained_length": length} if type(length) is int and length > 0 else {}
 
 
 def _chosen(only: Sequence[str] | None) -> list[str]:

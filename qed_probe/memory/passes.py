@@ -1,0 +1,83 @@
+"""A layer's prompts through the recurrence in float64, as the model ran them and without the added direction."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qed_probe.kernels import Edits, Read, recurrence
+from qed_probe.kernels.packing import segments
+from qed_probe.replays.inputs import LayerInputs
+
+Array = NDArray[np.float64]
+Pass = tuple[slice, Edits, Read]
+
+
+def without_direction(e: Edits) -> Edits:
+    """The same edits with λd taken from what the main one reads."""
+    a = e.a.clone()
+    a[..., e.main, :] = e.base
+    return replace(e, a=a)
+
+
+def in_double(e: Edits, tokens: slice | Tensor) -> Edits:
+    """The edits of some tokens, float64."""
+    part = {name: getattr(e, name)[:, tokens].double() for name in ("q", "g", "k", "a", "u", "base")}
+    return replace(e, **part, d=None if e.d is None else e.d[:, tokens].double())
+
+
+def passes(layer: LayerInputs, e: Edits, states_at: Sequence[int] = ()) -> Iterator[Pass]:
+    """Run the layer's prompts with these edits, segment after segment: its tokens, their edits in float64, and what was read.
+
+    ``probes`` are Ŝᵀd where there is a d; ``states`` those after the packed tokens ``states_at`` that lie in the segment.
+    """
+    state = e.u.new_zeros(len(layer.ends) - 1, *e.q.shape[2:], e.u.shape[-1], dtype=torch.float64)
+    if layer.initial_state is not None:
+        state += layer.initial_state
+    for span in segments(layer.ends):
+        part, mine = in_double(e, span.tokens), span.sequences
+        read = recurrence(
+            part.q,
+            part.g,
+            part.k,
+            part.a,
+            part.u,
+            probes=None if part.d is None else part.d[..., None, :],
+            initial_state=state[mine],
+            cu_seqlens=span.cu_seqlens,
+            states_at=tuple(t - span.tokens.start for t in states_at if span.tokens.start <= t < span.tokens.stop),
+        )
+        state[mine] = read.final_state
+        yield span.tokens, part, read
+
+
+class Running:
+    """Count, mean and variance of values that come one after another, cell by cell; what is not finite is not counted.
+
+    Welford's update, which does not lose a small variance beside a large mean. Source: Welford (1962).
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.n = np.zeros(shape, np.int64)
+        self._mean, self._squares = np.zeros(shape), np.zeros(shape)
+
+    def add(self, at: tuple[int, ...], x: Array) -> None:
+        """Take one value of each cell at this place."""
+        known = np.isfinite(x)
+        self.n[at] += known
+        off = np.where(known, x, self._mean[at]) - self._mean[at]
+        self._mean[at] += off / np.maximum(self.n[at], 1)
+        self._squares[at] += off**2 * (1 - 1 / np.maximum(self.n[at], 1))
+
+    @property
+    def mean(self) -> Array:
+        """The mean, NaN where there is no value."""
+        return np.where(self.n > 0, self._mean, np.nan)
+
+    @property
+    def variance(self) -> Array:
+        """The variance of the sample, over n − 1; NaN of fewer than two values."""
+        return np.where(self.n > 1, self._squares / np.maximum(self.n - 1, 1), np.nan)
