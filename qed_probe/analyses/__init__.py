@@ -12,6 +12,7 @@ from qed_probe.analyses.energy import energy_ledger
 from qed_probe.analyses.geometry import address_geometry, isotropic_cosine
 from qed_probe.analyses.heads import head_effects
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
+from qed_probe.analyses.modes import modes
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
 from qed_probe.analyses.saturation import gate_saturation
@@ -43,6 +44,7 @@ __all__ = [
     "isotropic_cosine",
     "mcnemar",
     "mean_interval",
+    "modes",
     "page",
     "published",
     "published_accuracy",

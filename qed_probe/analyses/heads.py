@@ -10,7 +10,7 @@ from qed_probe.analyses.runs import RUN, check_pairs, judged, of_run, trained, u
 from qed_probe.analyses.statistics import mean_interval
 from qed_probe.errors import StoreError
 
-CHANGE = ["strength", "direction", "phase"]
+CHANGE = ["strength", "direction", "phase", "mode"]
 
 
 def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
@@ -19,9 +19,9 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
     Dims ``run``, ``length``, ``layer``, ``head``: ``difference``, the mean over samples of ln p(answer) with the change minus
     ln p without it, in nats; ``low`` and ``high``, Student's 95 % interval; ``p`` of the paired t test and ``p_fdr``, adjusted
     over the heads of a run and length by Benjamini and Hochberg; ``gained`` and ``lost``, samples that only the changed, only
-    the usual model got right; ``samples``. NaN and 0 where a head was not changed. Attributes ``strength``, ``direction`` and
-    ``phase`` say what was done. Raises StoreError if no head was changed alone, heads were changed in several ways, or samples
-    differ.
+    the usual model got right; ``samples``. NaN and 0 where a head was not changed. Attributes ``strength``, ``direction``,
+    ``phase`` and ``mode`` say what was done. Raises StoreError if no head was changed alone, heads were changed in several ways,
+    or samples differ.
     """
     frame = judged(outcomes)
     alone = frame[frame["at"].str.fullmatch(r"\d+:\d+")]
@@ -40,7 +40,7 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
         usual = unchanged(frame.merge(run[[*RUN]].drop_duplicates()))
         for at, changed in run.groupby("at"):
             layer, head = map(int, str(at).split(":"))
-            for length, found in _effects(changed, usual, str(at)).items():
+            for length, found in effects(changed, usual, f"with head {at} changed").items():
                 cell = row, int(np.searchsorted(lengths, length)), layer, head
                 for name, x in found.items():
                     (values if name in values else counts)[name][cell] = x
@@ -54,10 +54,11 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
     return ds.assign_attrs({**{name: ways[name].iloc[0] for name in CHANGE}, "trained_length": trained(alone)})
 
 
-def _effects(changed: pd.DataFrame, usual: pd.DataFrame, at: str) -> dict[int, dict[str, float]]:
+def effects(changed: pd.DataFrame, usual: pd.DataFrame, how: str) -> dict[int, dict[str, float]]:
+    """Of one run by length: change of ln p(answer), its interval and p, and the samples gained and lost; ``how`` names it."""
     arm, seed = changed["arm"].iloc[0], int(changed["seed"].iloc[0])
     mine, base = of_run(changed, arm, seed), of_run(usual, arm, seed)
-    check_pairs(mine, base, (f"{arm} seed {seed} with head {at} changed", "as it is"))
+    check_pairs(mine, base, (f"{arm} seed {seed} {how}", "as it is"))
     found = {}
     for length in mine.index.unique("length"):
         one, other = mine.loc[length], base.loc[length]

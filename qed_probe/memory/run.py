@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Choice
+from qed_probe.memory.effects import Effects
 from qed_probe.memory.sources import Sources
 from qed_probe.memory.subject import Part, Subject, subject_of
 from qed_probe.models.capture import Captured
@@ -27,7 +28,7 @@ from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
-PARTS: dict[str, type[Part]] = {"sources": Sources}
+PARTS: dict[str, type[Part]] = {"sources": Sources, "effects": Effects}
 """What can be asked for, by name; all of it if nothing is."""
 
 
