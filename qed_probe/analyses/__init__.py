@@ -14,6 +14,7 @@ from qed_probe.analyses.geometry import address_geometry, isotropic_cosine
 from qed_probe.analyses.heads import head_effects
 from qed_probe.analyses.histograms import eigenvalues, rho, rho_read
 from qed_probe.analyses.kinds import answer_kinds
+from qed_probe.analyses.modes import modes
 from qed_probe.analyses.patching import patch_effects
 from qed_probe.analyses.published import PUBLISHED, check_unmixed, published, published_accuracy, published_contrast
 from qed_probe.analyses.record_contrasts import record_contrast, record_quantiles
@@ -48,6 +49,7 @@ __all__ = [
     "isotropic_cosine",
     "mcnemar",
     "mean_interval",
+    "modes",
     "page",
     "patch_effects",
     "published",

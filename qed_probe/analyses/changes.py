@@ -10,7 +10,7 @@ from qed_probe.analyses.runs import RUN, check_pairs, judged, of_run, trained, u
 from qed_probe.analyses.statistics import holm, mcnemar, mean_interval
 from qed_probe.errors import StoreError
 
-CHANGE = ("strength", "direction", "at", "phase")
+CHANGE = ("strength", "direction", "at", "phase", "mode")
 SHARES = ("difference", "low", "high", "p", "accuracy", "usual")
 COUNTS = ("gained", "lost", "samples")
 
@@ -18,8 +18,8 @@ COUNTS = ("gained", "lost", "samples")
 def change_effects(outcomes: xr.Dataset) -> xr.Dataset:
     """What each change does to the answer's log-probability and to accuracy, sample by sample against the model as it is.
 
-    Dims ``run``, ``length``, ``change``, the last labelled by strength, direction, at and phase: ``difference``, the mean over
-    samples of ln p(answer) with the change minus ln p without it, in nats; ``low`` and ``high``, Student's 95 % interval; ``p``
+    Dims ``run``, ``length``, ``change``, the last labelled by strength, direction, at, phase and mode: ``difference``, the mean
+    over samples of ln p(answer) with the change minus ln p without it, in nats; ``low`` and ``high``, Student's 95 % interval; ``p``
     of the paired t test; ``accuracy`` with the change and ``usual`` without; ``gained`` and ``lost``, samples that only the
     changed, only the usual model got right; ``p_holm``, exact McNemar's of these, adjusted over the changes and lengths of a run;
     ``samples``. NaN and 0 where a run was not changed so. Raises StoreError if nothing was changed, or samples differ.
@@ -44,7 +44,7 @@ def effects(frame: pd.DataFrame, changed: pd.DataFrame) -> xr.Dataset:
         usual = unchanged(frame.merge(run[[*RUN]].drop_duplicates()))
         for way, mine in run.groupby([*CHANGE]):
             column = ways.index.get_loc(way)
-            for length, found in _paired(mine, usual).items():
+            for length, found in paired(mine, usual).items():
                 cell = row, int(np.searchsorted(lengths, length)), column
                 for name, x in found.items():
                     values[name][cell] = x
@@ -58,11 +58,12 @@ def effects(frame: pd.DataFrame, changed: pd.DataFrame) -> xr.Dataset:
     return ds
 
 
-def _paired(changed: pd.DataFrame, usual: pd.DataFrame) -> dict[int, dict[str, float]]:
+def paired(changed: pd.DataFrame, usual: pd.DataFrame) -> dict[int, dict[str, float]]:
     """By length what one change of a run does."""
-    arm, seed, strength, direction, at = changed[["arm", "seed", "strength", "direction", "at"]].iloc[0]
+    arm, seed, strength, direction, at, mode = changed[["arm", "seed", "strength", "direction", "at", "mode"]].iloc[0]
     mine, base = of_run(changed, arm, seed), of_run(usual, arm, seed)
-    way = f"strength {strength:g}" + f", direction {direction}" * (direction != "own") + f" at {at}" * (at != "all")
+    way = f"strength {strength:g}" + f", direction {direction}" * (direction != "own") + f", mode {mode}" * (mode != "full")
+    way += f" at {at}" * (at != "all")
     check_pairs(mine, base, (f"{arm} seed {seed} with {way}", "as it is"))
     found = {}
     for length in mine.index.unique("length"):

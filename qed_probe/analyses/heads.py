@@ -10,7 +10,7 @@ from qed_probe.analyses.changes import effects
 from qed_probe.analyses.runs import judged, unchanged
 from qed_probe.errors import StoreError
 
-WAY = ["strength", "direction", "phase"]
+WAY = ["strength", "direction", "phase", "mode"]
 KEPT = ("difference", "low", "high", "p", "gained", "lost", "samples")
 
 
@@ -19,8 +19,8 @@ def head_effects(outcomes: xr.Dataset) -> xr.Dataset:
 
     Dims ``run``, ``length``, ``layer``, ``head``: ``difference``, ``low``, ``high``, ``p``, ``gained``, ``lost`` and ``samples``
     as ``change_effects`` has them, and ``p_fdr``, p adjusted over the heads of a run and length by Benjamini and Hochberg. NaN
-    and 0 where a head was not changed. Attributes ``strength``, ``direction`` and ``phase`` say what was done. Raises StoreError
-    if no head was changed alone, heads were changed in several ways, or samples differ.
+    and 0 where a head was not changed. Attributes ``strength``, ``direction``, ``phase`` and ``mode`` say what was done.
+    Raises StoreError if no head was changed alone, heads were changed in several ways, or samples differ.
     """
     frame = judged(outcomes)
     alone = one_head(frame)

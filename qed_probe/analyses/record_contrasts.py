@@ -18,7 +18,7 @@ RUNS = ("first", "second")
 SCALAR = ("layer", "token", "head")
 SEED = 0
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-SETTINGS = ("mixer", "direction", "strength", "at", "dtype", "backend", "device")
+SETTINGS = ("mixer", "direction", "strength", "at", "mode", "dtype", "backend", "device")
 """Attributes in which two traces of one checkpoint over the same tokens may differ."""
 
 

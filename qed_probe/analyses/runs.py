@@ -89,4 +89,4 @@ def learned(frame: pd.DataFrame) -> pd.Series:
 
 def unchanged(frame: pd.DataFrame) -> pd.DataFrame:
     """What the models answered as they are."""
-    return frame[(frame["strength"] == 1) & (frame["direction"] == "own")]
+    return frame[(frame["strength"] == 1) & (frame["direction"] == "own") & (frame["mode"] == "full")]

@@ -48,7 +48,7 @@ def strengths(outcomes: xr.Dataset) -> xr.Dataset:
 
 def _one_way(frame: pd.DataFrame) -> pd.DataFrame:
     """The models' own directions, scaled at the same heads and in the same phase."""
-    frame = frame[frame["direction"] == "own"]
+    frame = frame[(frame["direction"] == "own") & (frame["mode"] == "full")]
     ways = frame.loc[frame["strength"] != 1, ["at", "phase"]].drop_duplicates()
     if len(ways) > 1:
         found = " and ".join(f"at {way.at}, phase {way.phase}" for way in ways.itertuples() if way.Index in ways.index[:2])

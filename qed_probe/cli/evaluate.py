@@ -32,6 +32,10 @@ Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, noga
 At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Change it there alone; may be repeated.")]
 EachHead = Annotated[bool, typer.Option("--each-head", help="Change one head after another: which of them carry the answer?")]
 Phase = Annotated[str, typer.Option(help="Change it for all tokens, those of the prompt, or those of the answer.")]
+Mode = Annotated[
+    list[str] | None,
+    typer.Option(help="Ask again with the direction acting in part: immediate, lasting or none (strength 0); may be repeated."),
+]
 Strengths = Annotated[
     str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them, unless there is a --direction.")
 ]
@@ -59,6 +63,7 @@ def evaluate(
     direction: Direction = "own",
     at: At = None,
     phase: Phase = "all",
+    mode: Mode = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
@@ -71,16 +76,22 @@ def evaluate(
     """
     if (harness is None) == (not checkpoints) or (harness is None) != (arm is None):
         raise InputError("expected checkpoints, or --harness with --arm, found both or neither")
-    change = qp.Intervention(strength, direction, tuple(screen.heads("--at", at)), phase)
-    if change != qp.Intervention() and (harness is not None or tokens is not None):
-        raise InputError("--strength, --direction, …: expected answers of a model to a task, found --harness or --tokens")
+    changes = [
+        qp.Intervention(strength, direction, tuple(screen.heads("--at", at)), phase, name)
+        for name in dict.fromkeys(mode or ["full"])
+    ]
+    changed = [change for change in changes if change.changes]
+    if changes != [qp.Intervention()] and (harness is not None or tokens is not None):
+        raise InputError("--strength, --direction, --mode, …: expected answers of a model to a task, found --harness or --tokens")
+    if mode and (strength != 1 or direction != "own"):
+        raise InputError("--mode: expected the model's own direction at strength 1, which it is held against, found another")
     qp.check_free(output, export, overwrite=overwrite)
     if harness is not None:
         ds = qp.read_harness(harness, arm=str(arm), seed=seed)
     else:
         how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "tokens": tokens, "seed": seed}
         how |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-        how["changes"] = [*dict.fromkeys([qp.Intervention(), change])]
+        how["changes"] = [qp.Intervention(), *changed]
         ds = _run("evaluate", checkpoints or [], how)
     _keep(ds, output, export, overwrite)
     if "correct" not in ds:
@@ -88,7 +99,9 @@ def evaluate(
         typer.echo(f"The outcomes are in {output}")
         return
     _show(qp.analyses.accuracy(ds))
-    if change.changes:
+    if changed and mode:
+        _show_modes(qp.analyses.modes(ds))
+    elif changed:
         _show_changes(ds)
     typer.echo(f"The outcomes are in {output}; next: qed-probe plot {output}, or qed-probe contrast {output}")
 
@@ -184,6 +197,28 @@ def _run_name(one: "xr.Dataset") -> str:
     return f"{one['arm'].item()} seed {_seed(one['seed'].item())}, {int(one['length']):,} tokens"
 
 
+def _show_modes(ds: "xr.Dataset") -> None:
+    names = [str(mode) for mode in ds["mode"].values]
+    for run in range(ds.sizes["run"]):
+        one = ds.isel(run=run)
+        rows = [[f"{int(n):,}", *(_mode(one.sel(length=n, mode=mode)) for mode in names)] for n in ds["length"].values]
+        about = "accuracy by mode in %, b/c against full, change of ln p(answer)"
+        title = f"{one['arm'].item()} seed {_seed(one['seed'].item())}: {about}"
+        screen.table(title, ["length", *names], rows)
+    typer.echo(
+        "immediate: acts on the token's own output alone; lasting: on what the memory keeps alone; none: s = 0.\n"
+        "b/c: samples right in the mode alone / in full alone; *: p < 0.05, exact McNemar, Holm over mode × length; nats, 95 %.\n"
+        "Layers see what those before them give: what the modes take and leave does not add up."
+    )
+
+
+def _mode(cell: "xr.Dataset") -> str:
+    if str(cell["mode"].item()) == "full" or not int(cell["samples"]):
+        return f"{float(cell['accuracy']):.1%}"
+    ends = f"[{float(cell['difference_low']):+.2g}, {float(cell['difference_high']):+.2g}]"
+    return f"{_paired(cell)}, {float(cell['difference']):+.2g} {ends}"
+
+
 def _show_heads(ds: "xr.Dataset") -> None:
     for run, at in product(range(ds.sizes["run"]), range(ds.sizes["length"])):
         one = ds.isel(run=run, length=at)
@@ -255,8 +290,11 @@ def _show_strengths(ds: "xr.Dataset") -> None:
 
 
 def _strength(cell: "xr.Dataset") -> str:
-    if float(cell["strength"]) == 1:
-        return f"{float(cell['accuracy']):.1%}"
+    return f"{float(cell['accuracy']):.1%}" if float(cell["strength"]) == 1 else _paired(cell)
+
+
+def _paired(cell: "xr.Dataset") -> str:
+    """Accuracy, and the samples that it gained and lost."""
     mark = "*" if float(cell["p_holm"]) < 0.05 else ""
     return f"{float(cell['accuracy']):.1%} {int(cell['gained'])}/{int(cell['lost'])}{mark}"
 

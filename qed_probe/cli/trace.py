@@ -29,6 +29,7 @@ StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the
 Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, nogate-noproj, rand; of EDA: same, rand, reversed.")]
 At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Scale there alone; may be repeated.")]
+Mode = Annotated[str, typer.Option(help="What an added direction does: full, immediate, lasting, or none, which is strength 0.")]
 Backend = Annotated[str, typer.Option(help="What runs the recurrence: auto, triton, torch or reference.")]
 Generate = Annotated[int, typer.Option(metavar="N", help="Go on with each prompt for N tokens, greedily; they are traced too.")]
 Batch = Annotated[int, typer.Option(metavar="N", help="Prompts a pass, for other libraries' models; the shorter are padded.")]
@@ -81,6 +82,7 @@ def trace(
     strength: Strength = 1.0,
     direction: Direction = "own",
     at: At = None,
+    mode: Mode = "full",
     backend: Backend = "auto",
     generate: Generate = 0,
     batch: Batch = 1,
@@ -92,7 +94,7 @@ def trace(
     """Run a checkpoint over prompts and record how its memory is used."""
     settings: dict[str, Any] = {"layers": integers("--layers", layers), "state_at": integers("--state-at", state_at) or []}
     settings |= {"device": device, "dtype": dtype, "vectors": vectors, "save_inputs": save_inputs}
-    settings |= {"strength": strength, "direction": direction, "at": screen.heads("--at", at)}
+    settings |= {"strength": strength, "direction": direction, "at": screen.heads("--at", at), "mode": mode}
     settings |= {"backend": backend, "generate": generate, "batch": batch, "seed": seed}
     settings |= {"trust_remote_code": trust_remote_code}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}

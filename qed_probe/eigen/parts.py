@@ -14,7 +14,7 @@ from qed_probe.store.eigen import VARIABLES, make_eigen
 
 Named = Callable[[NDArray[np.int64]], tuple[ArrayLike, ArrayLike]]
 """Ids and texts of packed tokens."""
-SHARED = ("mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "gate_max", "prompts_digest")
+SHARED = ("mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "mode", "gate_max", "prompts_digest")
 """What parts of one run have the same."""
 
 

@@ -30,7 +30,7 @@ from qed_probe.tracing.plan import Plan, make_plan
 from qed_probe.tracing.run import Progress
 
 KEPT = (
-    "mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max",
+    "mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "mode", "lambda_max", "gate_max",
     "prompts_digest",
 )  # fmt: skip
 """Attributes of a trace that its tally has too."""

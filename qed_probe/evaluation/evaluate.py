@@ -96,7 +96,8 @@ def evaluate(
 def _columns(change: Intervention) -> dict[str, Any]:
     if not change.changes:
         return {}
-    return {"strength": change.strength, "direction": change.direction, "at": change.place, "phase": change.phase}
+    how = {"strength": change.strength, "direction": change.direction, "mode": change.mode}
+    return how | {"at": change.place, "phase": change.phase}
 
 
 def _outcomes(model: Model, samples: Samples, change: Intervention) -> dict[str, Any]:

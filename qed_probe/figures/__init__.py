@@ -7,6 +7,7 @@ from qed_probe.figures.curves import draw_accuracy, draw_strengths
 from qed_probe.figures.depths import draw_depth
 from qed_probe.figures.difference import draw_difference
 from qed_probe.figures.dots import draw_dots
+from qed_probe.figures.effects import draw_effects
 from qed_probe.figures.eigen import draw_eigen_histogram, draw_eigen_maps, eigen_figures
 from qed_probe.figures.eigen_growth import draw_eigen_growth
 from qed_probe.figures.eigen_ranges import draw_eigen_ridge, draw_eigen_steps, draw_eigen_strength
@@ -16,6 +17,7 @@ from qed_probe.figures.growth import draw_growth
 from qed_probe.figures.heads import draw_heads
 from qed_probe.figures.histograms import draw_eigenvalues, draw_rho, draw_rho_read
 from qed_probe.figures.maps import draw_correction_share, draw_half_life
+from qed_probe.figures.modes import draw_modes
 from qed_probe.figures.patching import draw_patches
 from qed_probe.figures.recall import draw_recall
 from qed_probe.figures.record_contrasts import draw_record_contrast, draw_record_quantiles
@@ -34,6 +36,7 @@ __all__ = [
     "draw_depth",
     "draw_difference",
     "draw_dots",
+    "draw_effects",
     "draw_eigen_growth",
     "draw_eigen_histogram",
     "draw_eigen_maps",
@@ -48,6 +51,7 @@ __all__ = [
     "draw_half_life",
     "draw_heads",
     "draw_lambda",
+    "draw_modes",
     "draw_patches",
     "draw_read_map",
     "draw_recall",

@@ -41,6 +41,7 @@ def draw_heads(ds: xr.Dataset) -> Figure:
 
 def _note(ds: xr.Dataset) -> list[str]:
     direction = f", direction {ds.attrs['direction']}" * (ds.attrs["direction"] != "own")
+    direction += f", mode {ds.attrs['mode']}" * (ds.attrs["mode"] != "full")
     where = {"all": "in prompt and answer", "prompt": "in the prompt alone", "answer": "in the answer alone"}[ds.attrs["phase"]]
     counts, marked = axes.span(ds["samples"].values, "samples"), int((ds["p_fdr"] < BELOW).sum())
     return [

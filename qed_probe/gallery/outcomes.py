@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draw accuracy by length, or of tasks without one, by depth for each arm; by strength and head where these were changed."""
+    """Draw accuracy by length, or of tasks without one, by depth for each arm; by strength, mode and head where these changed."""
     written: list[Path] = []
-    changed = (ds["strength"] != 1) | (ds["direction"] != "own")
+    other_mode = ds["mode"] != "full"
+    changed = (ds["strength"] != 1) | (ds["direction"] != "own") | other_mode
     usual = bool((~changed).any())
     if "correct" not in ds or not usual:
         raise StoreError("expected outcomes with answers, at strength 1, to draw; found none")
@@ -38,7 +39,9 @@ def plot_outcomes(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> lis
             mine = found.isel(run=(found["task"].values == task) & (found["arm"].values == arm))
             written += save(figures.draw_depth(mine), folder / f"depth-{task}-{arm}", formats)
     alone = _one_way_heads(ds)
-    if (changed & ~alone & (ds["direction"] == "own")).any():
+    if (other_mode & ~alone).any():
+        written += save(figures.draw_modes(analyses.modes(ds.isel(sample=~alone))), folder / "modes", formats)
+    if (changed & ~alone & (ds["direction"] == "own") & ~other_mode).any():
         written += save(figures.draw_strengths(analyses.strengths(ds.isel(sample=~alone))), folder / "strengths", formats)
     if alone.any():
         written += save(figures.draw_heads(analyses.head_effects(ds)), folder / "heads", formats)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.kernels import MIXERS, Choice
 from qed_probe.memory.capacity import Capacity
+from qed_probe.memory.effects import Effects
 from qed_probe.memory.growth import Growth
 from qed_probe.memory.recall import Recall
 from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
@@ -34,7 +35,13 @@ from qed_probe.tracing.passes import forward
 from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
-PARTS: dict[str, type[Part]] = {"sources": Sources, "growth": Growth, "recall": Recall, "capacity": Capacity}
+PARTS: dict[str, type[Part]] = {
+    "sources": Sources,
+    "effects": Effects,
+    "growth": Growth,
+    "recall": Recall,
+    "capacity": Capacity,
+}
 """What can be asked for, by name; all of it if nothing is."""
 
 

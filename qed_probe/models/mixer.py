@@ -37,10 +37,12 @@ class DeltaMixer(nn.Module):
     """One delta-rule memory: projections, short convolutions, gates, recurrence, gated output norm.
 
     ``strength``, one number or one a head, scales λ, or γ where there is an address and no added direction, and ``backend`` says
-    what runs the recurrence. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs
-    some that this mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is handed to
-    the last of them, recorded and with the states after the packed tokens that it comes with; with None for these it is not
-    recorded. Nor is it while there is an ``editor``, whose edits are run then, in PyTorch.
+    what runs the recurrence. ``step`` ``[H]`` scales λ of the output of the token itself, where that is to be another than the
+    memory's. The heads ``acting_at`` (all if None) run as the arm ``acting``, whose random vectors, if it needs some that this
+    mixer has not, are ``drawn``. None of it is saved. While there are ``observers``, every pass is handed to the last of them,
+    recorded and with the states after the packed tokens that it comes with, with None for these it is not recorded, and with the
+    output of the memory, whatever ``step`` is. Nor is it recorded while there is an ``editor``, whose edits are run then, in
+    PyTorch.
     """
 
     random_direction: Tensor
@@ -55,6 +57,7 @@ class DeltaMixer(nn.Module):
         self.kind = MIXERS[config.mixer]
         self.scale = config.key_dim**-0.5
         self.strength: float | Tensor = 1.0
+        self.step: Tensor | None = None
         self.acting, self.acting_at, self.drawn = self.kind, None, None
         self.backend: Choice = "auto"
         self.editor: Editor | None = None
@@ -136,6 +139,8 @@ class DeltaMixer(nn.Module):
         o = (self.scale * seen.y).to(seen.tokens.v.dtype)
         if self.observers:
             self.observers[-1][0](seen, o, initial_state, cu_seqlens)
+        if self.step is not None:
+            o = (self.scale * self._restep(seen, self.step)).to(o.dtype)
         gate = (F.silu if self.config.output_gate == "silu" else torch.sigmoid)(self.g_proj(x)).view_as(o)
         y: Tensor = self.o_proj((self.o_norm(o) * gate).flatten(2))
         return y
@@ -143,7 +148,7 @@ class DeltaMixer(nn.Module):
     def _see(
         self, kind: Mixer, x: Tensor, convolved: tuple[Tensor, Tensor, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> Observation:
-        """The memory's pass as an arm, recorded while there is an observer of records."""
+        """The memory's pass as an arm, recorded while there is an observer of records, or a step of its own."""
         tokens, states_at = self._tokens(kind, x, *convolved), self.observers[-1][1] if self.observers else None
         # The recurrence chooses its own precision: autocast would round the products inside it.
         with torch.autocast(x.device.type, enabled=False):
@@ -152,7 +157,7 @@ class DeltaMixer(nn.Module):
             return run(
                 kind,
                 tokens,
-                record=states_at is not None,
+                record=states_at is not None or self.step is not None,
                 initial_state=state,
                 cu_seqlens=cu_seqlens,
                 states_at=states_at or (),
@@ -176,6 +181,11 @@ class DeltaMixer(nn.Module):
         if self.kind.direction is None:
             return torch.zeros(self.config.heads, device=self.q_proj.weight.device)
         return self.strength * self.config.lambda_max * torch.sigmoid(self.theta)
+
+    def _restep(self, seen: Observation, step: Tensor) -> Tensor:
+        """Make the last step with another λ', that of strength ``step``: y + (λ − λ')ρS̄ᵀd, float32."""
+        lam = (self.strength - step) * self.config.lambda_max * torch.sigmoid(self.theta)
+        return torch.addcmul(seen.y, (lam * seen.records["rho"])[..., None], seen.records["read"])
 
     def _tokens(self, kind: Mixer, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
         config = self.config

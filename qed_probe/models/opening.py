@@ -75,8 +75,9 @@ def open_model(
             mixer.backend = backend
         return model
     if change != UNCHANGED:
-        found = f"{change.strength:g}, {change.direction!r} and {change.place}"
-        raise InputError(f"strength: expected 1, direction 'own' and at all, as {directory} adds no direction, found {found}")
+        found = f"{change.strength:g}, {change.direction!r}, {change.place} and {change.mode!r}"
+        expected = "1, direction 'own', at all and mode 'full'"
+        raise InputError(f"strength: expected {expected}, as {directory} adds no direction, found {found}")
     if backend != "auto":
         raise InputError(f"backend: expected auto, as {directory} runs its own kernels, found {backend!r}")
     return foreign.load(directory, device=device, dtype=dtype, trust_remote_code=trust_remote_code)

@@ -32,7 +32,7 @@ from qed_probe.tracing.plan import PACK, make_plan, packs
 from qed_probe.tracing.run import Progress
 
 Array = NDArray[Any]
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "lambda_max", "gate_max")
+KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "mode", "lambda_max", "gate_max")
 """Attributes of a trace that its replays have too."""
 
 

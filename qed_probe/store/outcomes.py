@@ -42,6 +42,7 @@ VARIABLES = {
         _variable("direction", "str", "direction or address that ran instead, own if none"),
         _variable("at", "str", "heads that were changed, layer:head, or all"),
         _variable("phase", "str", "tokens for which the change held: all, prompt or answer"),
+        _variable("mode", "str", "what the direction did: full, immediate, lasting or none"),
         _variable("answer", "str", "right answer"),
         _variable("prediction", "str", "the model's answer"),
         _variable("correct", "bool", "whether the answer was right"),
@@ -51,13 +52,13 @@ VARIABLES = {
         _variable("learned_at", "int64", "training step at which the task was learned, 0 never, −1 where unknown", "step"),
     )
 }
-KEY = ("model", "arm", "seed", "lambda_max", "task", "length", "strength", "direction", "at", "phase", "index")
+KEY = ("model", "arm", "seed", "lambda_max", "task", "length", "strength", "direction", "at", "phase", "mode", "index")
 """What no two samples share; NaN equals NaN."""
 
 JUDGED = ("answer", "prediction", "correct")
 """Variables of tasks that have an answer: all of them are there or none."""
 
-NAMES = ("model", "arm", "task", "direction", "at", "phase")
+NAMES = ("model", "arm", "task", "direction", "at", "phase", "mode")
 UNKNOWN = {
     "seed": -1,
     "lambda_max": math.nan,
@@ -269,6 +270,8 @@ def _typed(ds: xr.Dataset) -> xr.Dataset:
 
 def _open(path: Path) -> xr.Dataset:
     stored = whole.load(path, schema=schema.OUTCOMES, version=VERSION)
+    if "mode" not in stored and "phase" in stored:  # made before there were modes
+        stored["mode"] = stored["phase"].dims, np.full(stored["phase"].shape, "full", object)
     check_outcomes(stored, path)
     return _typed(stored)
 

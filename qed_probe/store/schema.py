@@ -164,11 +164,11 @@ VARIABLES: dict[str, Variable] = {v.key: v for v in (*COORDINATES, *BOOKKEEPING,
 
 # Attributes that stores must share to be read as one: they hold the same measurement of the same model.
 SHARED_ATTRS = (
-    "mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "gate_max", "lambda_max", "scale",
+    "mixer", "checkpoint_digest", "dtype", "strength", "direction", "at", "mode", "gate_max", "lambda_max", "scale",
     "layers", "heads", "key", "value", "edits", "variables",
 )  # fmt: skip
 
-UNCHANGED = {"strength": 1, "direction": "own", "at": "all", "phase": "all"}
+UNCHANGED = {"strength": 1, "direction": "own", "at": "all", "phase": "all", "mode": "full"}
 """What is said of a model that runs as it is, and meant where nothing is said."""
 
 
@@ -181,7 +181,7 @@ def ran(attrs: Mapping[Any, Any]) -> str:
     if known["strength"] != UNCHANGED["strength"]:
         found += f", strength {known['strength']:g}"
         found += f" at {known['at']}" * (known["at"] != UNCHANGED["at"])
-    return found
+    return found + f", mode {known['mode']}" * (known["mode"] != UNCHANGED["mode"])
 
 
 def plain(attrs: Mapping[str, object]) -> dict[str, object]:

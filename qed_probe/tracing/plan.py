@@ -39,8 +39,9 @@ class Settings(TypedDict, total=False):
     ``layers`` are the model's own indices, all if None; ``device`` and ``dtype`` ("float32", "bfloat16") are what the model runs
     on and in, "auto" being all GPUs and the CPU together, for other libraries' models; ``vectors`` is the dtype that the read
     S̄ᵀd is kept in ("float16", "float32") or "none"; ``save_inputs`` keeps what recomputes every record offline; ``state_at``
-    are positions in each prompt whose state is kept; ``strength``, ``direction`` and ``at`` are those of an ``Intervention``, of
-    which another direction holds for all heads, as a trace replays whole layers; ``backend`` ("auto", "triton", "torch",
+    are positions in each prompt whose state is kept; ``strength``, ``direction``, ``at`` and ``mode`` are those of an
+    ``Intervention``, of which another direction holds for all heads, as a trace replays whole layers, and the mode is in what
+    flows on and not in the output that is recorded, which is the memory's; ``backend`` ("auto", "triton", "torch",
     "reference") runs the recurrence; ``generate`` is the number of tokens that the model goes on with after each prompt, the
     likeliest each time, and that are traced as well; ``batch`` is the number of prompts in a pass of a model that takes them in
     rows of one length, the shorter ones padded; ``trust_remote_code`` lets a checkpoint run code that it brings along; ``seed``
@@ -56,6 +57,7 @@ class Settings(TypedDict, total=False):
     strength: float
     direction: str
     at: Sequence[tuple[int, int]]
+    mode: str
     backend: Choice
     generate: int
     batch: int
@@ -97,6 +99,7 @@ def make_plan(
     strength: float = 1.0,
     direction: str = "own",
     at: Sequence[tuple[int, int]] = (),
+    mode: str = "full",
     backend: Choice = "auto",
     generate: int = 0,
     batch: int = 1,
@@ -108,7 +111,7 @@ def make_plan(
 
     Raises InputError for what cannot be run, and CheckpointError.
     """
-    change = Intervention(strength, direction, tuple(at))
+    change = Intervention(strength, direction, tuple(at), mode=mode)
     kind = find_dtype(dtype)
     _check_settings(vectors, change, generate, seed)
     place = None if device == "auto" else find_device(device)
@@ -153,8 +156,8 @@ def _tokenizer(checkpoint: str | Path | None, trust_remote_code: bool) -> ByteTo
 
 def _changed(change: Intervention) -> dict[str, object]:
     """What the store says of it: the strength, and where it is not as usual, the rest."""
-    unusual = {"direction": change.direction, "at": change.place}
-    usual = {"direction": "own", "at": "all"}
+    unusual = {"direction": change.direction, "at": change.place, "mode": change.mode}
+    usual = {"direction": "own", "at": "all", "mode": "full"}
     return {"strength": float(change.strength)} | {name: x for name, x in unusual.items() if x != usual[name]}
 
 
