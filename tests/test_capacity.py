@@ -170,15 +170,18 @@ def test_a_figure_of_empty_memories_says_so() -> None:
 
 
 def test_a_run_says_at_which_length_its_model_was_trained(tmp_path: Path) -> None:
-    prompts, parts = qp.niah_prompts(400, 2, seed=0), ["growth", "capacity"]
-    ds = inspect_memory(None, prompts, only=parts)
+    ds = inspect_memory(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), only=["capacity"])
     assert ds.attrs["trained_length"] == 512
-    qp.trace(None, prompts, tmp_path / "run.zarr", save_inputs=True)
+    untold = inspect_memory(make_checkpoint(tmp_path / "model", "kda"), [qp.Prompt(np.arange(9))], only=["capacity"])
+    assert "trained_length" not in untold.attrs
+
+
+def test_a_trace_says_what_its_model_says(tmp_path: Path) -> None:
+    where, prompts, parts = make_checkpoint(tmp_path / "model", "qed"), [qp.Prompt(np.arange(70))] * 2, ["growth", "capacity"]
+    ds = inspect_memory(where, prompts, only=parts)
+    qp.trace(where, prompts, tmp_path / "run.zarr", save_inputs=True)
     kept = inspect_memory_store(tmp_path / "run.zarr", only=parts)
-    assert "trained_length" not in kept.attrs
     assert set(kept.variables) == set(ds.variables)
     xr.testing.assert_allclose(kept.drop_attrs(), ds.drop_attrs(), rtol=1e-5)
     save_memory(ds, tmp_path / "memory.zarr")
     xr.testing.assert_identical(open_memory(tmp_path / "memory.zarr"), ds)
-    untold = inspect_memory(make_checkpoint(tmp_path / "model", "kda"), [qp.Prompt(np.arange(9))], only=["capacity"])
-    assert "trained_length" not in untold.attrs

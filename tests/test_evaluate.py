@@ -203,7 +203,7 @@ def test_a_foreign_checkpoint_has_losses_and_no_answers(tmp_path: Path) -> None:
         ({"changes": []}, "changes: expected some that differ, found 0"),
         ({"changes": [Intervention(), Intervention(float("nan"))]}, "strength: expected a finite number, found nan"),
         ({"changes": [Intervention(2.0), Intervention(2.0)]}, "changes: .*found 2 of which 1 do"),
-        ({"changes": [Intervention(), Intervention(1.0, at=((0, 0),))]}, "at, phase: expected a strength or a direction"),
+        ({"changes": [Intervention(), Intervention(1.0, at=((0, 0),))]}, "at, phase: expected a strength, a direction or a mode"),
         ({"dtype": "float16"}, "dtype: .*found 'float16'"),
         ({"device": "abacus"}, "device: .*found 'abacus'"),
         ({"checkpoints": []}, "checkpoints: .*found none"),

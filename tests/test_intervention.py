@@ -137,8 +137,12 @@ def test_a_change_holds_in_its_phase_alone() -> None:
         ("qed", Intervention(strength=float("nan")), "strength: expected a finite number, found nan"),
         ("qed", Intervention(strength=0.0, at=((2, 0),)), "layers 0 to 1 and heads 0 to 2, found 2:0"),
         ("qed", Intervention(strength=0.0, at=((0, 3),)), "found 0:3"),
-        ("qed", Intervention(at=((0, 1),)), "at, phase: expected a strength or a direction to go with them, found neither"),
-        ("qed", Intervention(phase="answer"), "at, phase: expected a strength or a direction to go with them, found neither"),
+        ("qed", Intervention(at=((0, 1),)), "at, phase: expected a strength, a direction or a mode to go with them, found none"),
+        (
+            "qed",
+            Intervention(phase="answer"),
+            "at, phase: expected a strength, a direction or a mode to go with them, found none",
+        ),
         ("qed", Intervention(strength=0.0, phase="later"), "phase: expected one of all, prompt, answer, found 'later'"),
     ],
 )

@@ -276,5 +276,5 @@ def test_a_trace_changes_the_strength_of_some_heads_alone(tmp_path: Path) -> Non
     assert not changed["correction_norm"][1, :, 0].any()
     assert changed["correction_norm"][1, :, 1].any()
     assert changed.attrs["at"] == "1:0"
-    with pytest.raises(qp.InputError, match="at, phase: expected a strength or a direction to go with them, found neither"):
+    with pytest.raises(qp.InputError, match="at, phase: expected a strength, a direction or a mode to go with them, found none"):
         qp.trace(None, prompts, tmp_path / "none.zarr", at=[(1, 0)])

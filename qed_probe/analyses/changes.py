@@ -19,8 +19,8 @@ def change_effects(outcomes: xr.Dataset) -> xr.Dataset:
     """What each change does to the answer's log-probability and to accuracy, sample by sample against the model as it is.
 
     Dims ``run``, ``length``, ``change``, the last labelled by strength, direction, at, phase and mode: ``difference``, the mean
-    over samples of ln p(answer) with the change minus ln p without it, in nats; ``low`` and ``high``, Student's 95 % interval; ``p``
-    of the paired t test; ``accuracy`` with the change and ``usual`` without; ``gained`` and ``lost``, samples that only the
+    over samples of ln p(answer) with the change minus ln p without it, in nats; ``low`` and ``high``, Student's 95 % interval;
+    ``p`` of the paired t test; ``accuracy`` with the change and ``usual`` without; ``gained`` and ``lost``, samples that only the
     changed, only the usual model got right; ``p_holm``, exact McNemar's of these, adjusted over the changes and lengths of a run;
     ``samples``. NaN and 0 where a run was not changed so. Raises StoreError if nothing was changed, or samples differ.
     """

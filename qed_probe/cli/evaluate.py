@@ -91,7 +91,7 @@ def evaluate(
     else:
         how = {"task": task, "lengths": _numbers("--lengths", lengths, int), "samples": samples, "tokens": tokens, "seed": seed}
         how |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-        how["changes"] = [qp.Intervention(), *changed]
+        how["changes"] = [*dict.fromkeys([qp.Intervention(), *changes])]
         ds = _run("evaluate", checkpoints or [], how)
     _keep(ds, output, export, overwrite)
     if "correct" not in ds:

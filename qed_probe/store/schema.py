@@ -181,7 +181,9 @@ def ran(attrs: Mapping[Any, Any]) -> str:
     if known["strength"] != UNCHANGED["strength"]:
         found += f", strength {known['strength']:g}"
         found += f" at {known['at']}" * (known["at"] != UNCHANGED["at"])
-    return found + f", mode {known['mode']}" * (known["mode"] != UNCHANGED["mode"])
+    if known["mode"] != UNCHANGED["mode"]:
+        found += f", mode {known['mode']}"
+    return found
 
 
 def plain(attrs: Mapping[str, object]) -> dict[str, object]:
