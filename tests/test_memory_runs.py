@@ -12,6 +12,7 @@ import qed_probe as qp
 from qed_probe import cli, figures
 from qed_probe.errors import InputError, StoreError
 from qed_probe.memory.strips import farthest_head, source_strip
+from tests.test_tracing import make_checkpoint
 
 Capture = pytest.CaptureFixture[str]
 
@@ -125,3 +126,29 @@ def test_the_strip_is_of_the_head_that_reads_farthest(table: xr.Dataset) -> None
         source_strip(table.drop_vars("source_text"))
     with pytest.raises(StoreError, match="found one without share_lag"):
         farthest_head(table.drop_vars("share_lag"))
+
+
+@pytest.mark.parametrize("mixer", ["qed", "kda", "linear", "deltaproduct"])
+def test_every_part_has_its_table_and_its_figure(
+    mixer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint(tmp_path / "model", mixer)
+    assert call(monkeypatch, "memory", "model", "--text", "one and another", "--text", "a third", "--text", "b") == 0
+    said = capsys.readouterr().out
+    heads = ["what the reads that predict", "how memories grow", "strict recall", "how full memories are"]
+    assert [head in said for head in heads] == [True] * 4
+    assert ("what the added direction does" in said) == (mixer == "qed")
+    assert (f"No effects: {mixer} adds no direction." in said) == (mixer != "qed")
+    assert "nan" not in said.lower().replace("nothing", "")
+    assert call(monkeypatch, "plot", "memory.zarr", "-o", "figures") == 0
+    names = {path.stem for path in Path("figures").glob("*.png")}
+    assert {"sources", "sources-map", "growth", "recall", "capacity"} <= names
+    assert ("effects" in names) == (mixer == "qed")
+
+
+def test_a_table_of_nothing_that_can_be_drawn_is_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", "kda")
+    ds = qp.inspect_memory(tmp_path / "model", qp.text_prompts(["abc"], qp.ByteTokenizer()), only=["effects"])
+    with pytest.raises(StoreError, match="expected a table with a part that can be drawn, found effects of Mixer kda"):
+        qp.plot(ds, tmp_path / "figures")

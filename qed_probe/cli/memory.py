@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from itertools import product
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +32,10 @@ Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfl
 Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of memories.")]
 
-HEADS, NEAR = 32, 16
-"""Heads that have rows of their own; tokens that are near."""
+HEADS, LAYERS, NEAR = 32, 6, 16
+"""Heads, and layers, that have rows of their own; tokens that are near."""
+PARTS = ("immediate", "lasting", "interaction")
+GROWTH = {"norm": "‖Φ‖₂", "realised": "‖Φk‖/‖k‖", "decay": "mean decay", "volume": "Π|e|"}
 
 
 def memory(
@@ -82,8 +86,23 @@ def memory(
 
 def _show(ds: "xr.Dataset") -> None:
     """A table a part, of what fits a screen."""
-    if "share_role" in ds:
-        _show_sources(ds)
+    shown = {
+        "share_role": _show_sources,
+        "effect_share": _show_effects,
+        "growth_layer": _show_growth,
+        "layer_recall_gain": _show_recall,
+        "effective_rank": _show_capacity,
+    }
+    for variable, show in shown.items():
+        if variable in ds:
+            show(ds)
+    if ds.sizes["layer"] > LAYERS:
+        typer.echo(f"Of {ds.sizes['layer']} layers the last tables show every {_step(ds)}th; the store has all.")
+    parts = str(ds.attrs["parts"]).split(",")
+    if "effects" in parts and "effect_share" not in ds:
+        typer.echo(f"No effects: {ds.attrs['mixer']} adds no direction.")
+    if lost := int(ds["nonfinite"].max()):
+        typer.echo(f"Left out: {lost} prompts of a layer whose inputs are not finite.")
 
 
 def _show_sources(ds: "xr.Dataset") -> None:
@@ -104,3 +123,57 @@ def _show_sources(ds: "xr.Dataset") -> None:
         ["read by", "layer:head" if heads else "layer", *roles, f"last {NEAR} tokens"],
         rows,
     )
+
+
+def _show_effects(ds: "xr.Dataset") -> None:
+    """Of each layer and head what the direction does at once and later."""
+    rows = []
+    for layer in ds["layer"].values:
+        for head in ds["head"].values if ds.sizes["layer"] * ds.sizes["head"] <= HEADS else []:
+            one = ds.sel(layer=layer, head=head, effect_role="all")
+            shares = [f"{100 * float(one['effect_share'].sel(effect_part=part)):.1f}" for part in PARTS]
+            rows.append([f"{layer}:{head}", *shares, f"{float(one['effect_median'].sel(effect_part='total')):.2g}"])
+    if rows:
+        title = "what the added direction does to outputs, Δ = y − y⁰: Σ⟨part, Δ⟩/Σ‖Δ‖² in %, and the median of ‖Δ‖/‖y⁰‖"
+        screen.table(title, ["layer:head", *PARTS, "size"], rows)
+
+
+def _step(ds: "xr.Dataset") -> int:
+    """Every how many layers one is shown."""
+    return -(-ds.sizes["layer"] // LAYERS)
+
+
+def _show_growth(ds: "xr.Dataset") -> None:
+    """Of each layer medians over windows that double twice."""
+    rows = []
+    for layer, gates in product(ds["layer"].values[:: _step(ds)], ds["gates"].values):
+        for window in ds["window"].values[::2]:
+            one = ds["growth_layer"].sel(layer=layer, gates=gates, window=window)
+            cells = [f"{exp(float(one.sel(growth_of=of, growth_level=0.5))):.3g}" for of in GROWTH]
+            top = f"{exp(float(one.sel(growth_of='norm', growth_level=1))):.3g}"
+            rows.append([str(layer), str(gates), str(window), *cells, top])
+    title = "how memories grow over windows of tokens: medians over tokens and heads; base: without the added direction"
+    screen.table(title, ["layer", "gates", "tokens", *GROWTH.values(), "largest ‖Φ‖₂"], rows)
+
+
+def _show_recall(ds: "xr.Dataset") -> None:
+    """Of each layer what keys that were not rewritten find of their values."""
+    rows = []
+    for layer in ds["layer"].values[:: _step(ds)]:
+        for lag in ds["recall_lag"].values[::3]:
+            one = ds.sel(layer=layer, recall_keys="kept", recall_lag=lag)
+            cells = [f"{float(one[f'layer_recall_{name}']):.3f}" for name in ("gain", "null", "own")]
+            rows.append([str(layer), str(lag), *cells, f"{int(one['layer_recall_n']):,}"])
+    title = "strict recall, Σ⟨S_{t+Δ}ᵀk_t, v⟩/Σ‖v‖², of keys that nothing has rewritten since; null: of another token's value"
+    screen.table(title, ["layer", "Δ", "gain", "null", "own write", "n"], rows)
+
+
+def _show_capacity(ds: "xr.Dataset") -> None:
+    """Of each layer means over heads."""
+    names = {"effective_rank": "effective rank", "stable_rank": "stable rank", "capacity_norm": "‖S‖"}
+    rows = []
+    for layer, position in product(ds["layer"].values[:: _step(ds)], ds["capacity_position"].values):
+        one = ds.sel(layer=layer, capacity_position=position)
+        cells = [f"{float(one[name].mean()):.3g}" for name in names]
+        rows.append([str(layer), f"{float(one['capacity_tokens']):.0f}", *cells])
+    screen.table("how full memories are, means over heads and prompts", ["layer", "tokens seen", *names.values()], rows)

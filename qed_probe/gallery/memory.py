@@ -6,13 +6,28 @@ from pathlib import Path
 import xarray as xr
 
 from qed_probe import figures
+from qed_probe.errors import StoreError
 from qed_probe.gallery.files import save
 from qed_probe.memory.strips import farthest_head, source_strip
 
+DRAWN = {
+    "effect_share": ("effects", figures.draw_effects),
+    "growth": ("growth", figures.draw_growth),
+    "recall_gain": ("recall", figures.draw_recall),
+    "effective_rank": ("capacity", figures.draw_capacity),
+}
+"""The figure of each part, by a variable that the part has."""
+
 
 def plot_memory(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
-    """Draw what the parts of the table are drawn as."""
-    return _plot_sources(ds, folder, formats) if "share_role" in ds else []
+    """Draw what the parts of the table are drawn as; raises StoreError if it has none that can be drawn."""
+    files = _plot_sources(ds, folder, formats) if "share_role" in ds else []
+    for variable, (name, draw) in DRAWN.items():
+        if variable in ds:
+            files += save(draw(ds), folder / name, formats)
+    if not files:
+        raise StoreError(f"expected a table with a part that can be drawn, found {ds.attrs['parts']} of {ds.attrs['subject']}")
+    return files
 
 
 def _plot_sources(ds: xr.Dataset, folder: Path, formats: Collection[str]) -> list[Path]:
