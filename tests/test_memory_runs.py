@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from matplotlib.patches import Rectangle
 
@@ -152,3 +153,26 @@ def test_a_table_of_nothing_that_can_be_drawn_is_refused(tmp_path: Path) -> None
     ds = qp.inspect_memory(tmp_path / "model", qp.text_prompts(["abc"], qp.ByteTokenizer()), only=["effects"])
     with pytest.raises(StoreError, match="expected a table with a part that can be drawn, found effects of Mixer kda"):
         qp.plot(ds, tmp_path / "figures")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", [None, "eda-tiny"])
+def test_a_gpu_says_what_a_cpu_says(model: str | None) -> None:
+    """Within what float32 in other kernels does to two layers of a trained model: 1e-3 of a variable's largest number."""
+    prompts = qp.niah_prompts(512, 4, seed=0)
+    one, other = (qp.inspect_memory(model, prompts, device=device) for device in ("cpu", "cuda"))
+    for name, x in one.data_vars.items():
+        if x.dtype.kind == "f":
+            size = np.abs(x.values[np.isfinite(x.values)]).max(initial=0)
+            np.testing.assert_allclose(other[name], x, rtol=0, atol=1e-3 * size, err_msg=str(name))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_patches_on_a_gpu_are_those_of_a_cpu() -> None:
+    one, other = (qp.patch(None, samples=4, device=device) for device in ("cpu", "cuda"))
+    for name, x in one.data_vars.items():
+        if x.dtype.kind == "f":
+            size = np.abs(x.values[np.isfinite(x.values)]).max(initial=0)
+            np.testing.assert_allclose(other[name], x, rtol=0, atol=1e-3 * size, err_msg=str(name))
