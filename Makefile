@@ -17,7 +17,7 @@ test: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 # a thread a worker: more only get in each other's way
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal # a thread a worker: more only get in each other's way
 
 .venv/demo.stamp: EXTRA :=
 .venv/test.stamp: EXTRA := [dev]
