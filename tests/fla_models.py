@@ -52,6 +52,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "rwkv7": ("rwkv7", {"head_dim": 16}),
 }
 """Two layers with a memory each, most without convolutions, which are slow to interpret; of ``gdn2`` there is only a layer."""
+FAMILIES = tuple(name for name in MODELS if "," not in name)
+"""One of each, where it is the calls that matter and not the arithmetic."""
 
 
 class LayerAlone(nn.Module):

@@ -15,7 +15,7 @@ from qed_probe.kernels import Observation, Tokens
 from qed_probe.models.capture import Captured, capture
 from qed_probe.models.foreign.families import find_layers
 from qed_probe.models.selfcheck import TOLERANCE, check_heads, check_layer
-from tests.fla_models import MODELS, tiny
+from tests.fla_models import FAMILIES, MODELS, tiny
 from tests.fla_naive import LOOPS, stand_in
 from tests.test_models_capture import check
 
@@ -97,7 +97,7 @@ def test_lengths(T: int, device: str, chunked: torch.dtype) -> None:
     assert [seen.output.shape[1] for seen in records] == [T, T]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logits_keep_their_bits(name: str, device: str, chunked: torch.dtype) -> None:
     model = tiny(name, device).to(chunked)
     kernels = [kernel for layer in find_layers(model).values() for kernel in layer.kernels]
@@ -111,7 +111,7 @@ def test_logits_keep_their_bits(name: str, device: str, chunked: torch.dtype) ->
     assert before == [namespace[kernel] for namespace, kernel in kernels]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_left_pads_never_reach_the_memory(name: str, device: str) -> None:
     model, tokens = tiny(name, device), some_tokens(device, 2, 5)
     mask = torch.ones_like(tokens)
@@ -124,7 +124,7 @@ def test_left_pads_never_reach_the_memory(name: str, device: str) -> None:
     torch.testing.assert_close(last, alone.output[0], rtol=0, atol=2e-5 * float(last.abs().max()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_packed_sequences_are_kept_apart(name: str, device: str, chunked: torch.dtype) -> None:
     ends = torch.tensor([0, 9, 66], device=device)
     packed = captured(tiny(name, device).to(chunked), some_tokens(device, 1, 66), cu_seqlens=ends)[0]
