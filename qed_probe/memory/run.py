@@ -25,6 +25,7 @@ from qed_probe.models.capture import Captured
 from qed_probe.models.checkpoint import read_provenance
 from qed_probe.models.device import enough_memory
 from qed_probe.replays.inputs import LayerInputs, captured_inputs
+from qed_probe.replays.layer import cut
 from qed_probe.replays.run import KEPT
 from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
 from qed_probe.store import reader
@@ -222,13 +223,11 @@ def _finite(layer: LayerInputs) -> tuple[LayerInputs | None, list[int]]:
 
 def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
     """The same over some of its prompts, whose packed tokens are given."""
-    e = layer.edits
-    by_token = {name: getattr(e, name)[:, tokens] for name in ("q", "g", "k", "a", "u", "base")}
     lengths = [b - a for (a, b), good in zip(itertools.pairwise(layer.ends), keep, strict=True) if good]
     state = layer.initial_state
     return replace(
         layer,
-        edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
+        edits=cut(layer.edits, tokens),
         gate=None if layer.gate is None else layer.gate[:, tokens],
         value=layer.value[:, tokens],
         gamma=None if layer.gamma is None else layer.gamma[:, tokens],
