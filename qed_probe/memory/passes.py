@@ -1,4 +1,4 @@
-"""A layer's prompts through the recurrence in float64, as the model ran them and without the added direction."""
+"""A layer's prompts through the recurrence in float64, with and without the added direction, and means and ratios over them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
