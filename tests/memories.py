@@ -77,7 +77,7 @@ def states(layer: LayerInputs, h: int, *, base: bool = False) -> Iterator[tuple[
 
 
 def labelled(ds: xr.Dataset, **attrs: object) -> xr.Dataset:
-    """A part's table as ``memory`` returns it."""
+    """A part's table as ``inspect_memory`` returns it."""
     about = {"mixer": "qed", "prompts": 3, "tokens": 100, "tokens_incomplete": 0}
     return ds.assign(nonfinite=("layer", np.zeros(ds.sizes["layer"], np.int64))).assign_attrs(about | attrs)
 

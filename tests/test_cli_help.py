@@ -17,7 +17,9 @@ from qed_probe.cli import app as application
 from qed_probe.cli import screen
 from qed_probe.errors import CheckFailed, InputError, StoreError
 
-COMMANDS = ("trace", "plot", "diff", "info", "eigen", "replay", "evaluate", "sweep", "patch", "contrast", "train", "grid")
+COMMANDS = (
+    "trace", "plot", "diff", "info", "eigen", "replay", "memory", "evaluate", "sweep", "patch", "contrast", "train", "grid",
+)  # fmt: skip
 MAIN = "import sys; from qed_probe.cli import main; sys.exit(main())"
 
 

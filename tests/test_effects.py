@@ -21,6 +21,7 @@ from qed_probe.memory.split import PARTS, split, without
 from qed_probe.memory.subject import Subject, subject_of
 from qed_probe.replays import LayerInputs
 from tests.drawn import check_words, texts
+from tests.memories import labelled
 from tests.recurrences import make_tokens
 from tests.replayed import ENDS, layer_of, make_layer
 
@@ -285,17 +286,8 @@ def test_without_is_the_layer_of_the_base() -> None:
         assert torch.equal(x, y)
 
 
-def drawable(ds: xr.Dataset) -> xr.Dataset:
-    """As ``memory`` returns it."""
-    layers = np.zeros(ds.sizes["layer"], np.int64)
-    labelled = ds.assign_coords(layer=np.arange(len(layers)), head=np.arange(ds.sizes["head"])).assign(
-        nonfinite=("layer", layers)
-    )
-    return labelled.assign_attrs(mixer="qed", prompts=3)
-
-
 def test_the_figure_shows_the_numbers() -> None:
-    ds = drawable(table(doubles("qed"), roles=ROLES))
+    ds = labelled(table(doubles("qed"), roles=ROLES))
     figure = draw_effects(ds)
     check_words(figure)
     shares, weight = ds["effect_share"].isel(layer=0), ds["effect_energy"].isel(layer=0)
@@ -317,7 +309,7 @@ def test_the_figure_shows_the_numbers() -> None:
 @pytest.mark.parametrize("ends", [(0, 1), (0, 30)])
 def test_the_figure_says_that_there_is_no_effect(ends: tuple[int, ...]) -> None:
     layer = layer_of("qed", replace(make_tokens("qed", T=ends[-1]), lam=torch.zeros(2)), ends)
-    figure = draw_effects(drawable(table(layer)))
+    figure = draw_effects(labelled(table(layer)))
     check_words(figure)
     assert [x.get_text() for panel in figure.axes for x in panel.texts].count(
         "no effect"

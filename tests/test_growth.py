@@ -14,9 +14,10 @@ from matplotlib.axes import Axes
 from qed_probe.figures import draw_growth
 from qed_probe.memory import growth
 from qed_probe.memory.growth import Growth, quantiles
-from qed_probe.memory.passes import Running
-from qed_probe.memory.transitions import LONGEST, spread, transitions, windows, written
+from qed_probe.memory.passes import Running, written
+from qed_probe.memory.transitions import LONGEST, spread, transitions, windows
 from qed_probe.replays import LayerInputs
+from qed_probe.replays.layer import cut
 from tests.drawn import check_words, texts
 from tests.memories import DELTA, Array, arrays, by_hand, labelled, states, subject_for, transition, with_state
 from tests.replayed import make_layer
@@ -189,13 +190,11 @@ def test_no_strength_is_no_growth_by_the_direction() -> None:
 
 def test_packs_and_layers_apart_are_the_same_as_together() -> None:
     whole = with_state(make_layer("qed", (0, 20, 50, 130)))
-    e, state = whole.edits, whole.initial_state
+    state = whole.initial_state
     assert state is not None
 
     def part(a: int, b: int, ends: tuple[int, ...], prompts: tuple[int, ...]) -> LayerInputs:
-        names = ("q", "g", "k", "a", "u", "base", "d")
-        pieces = replace(e, **{name: getattr(e, name)[:, a:b] for name in names})
-        return replace(whole, edits=pieces, ends=ends, prompts=prompts, initial_state=state[list(prompts)])
+        return replace(whole, edits=cut(whole.edits, slice(a, b)), ends=ends, prompts=prompts, initial_state=state[list(prompts)])
 
     first, second = part(0, 50, (0, 20, 50), (0, 1)), part(50, 130, (0, 80), (2,))
     other = replace(with_state(make_layer("qed", (0, 20, 50, 130), seed=9), 7), index=4)
@@ -208,9 +207,7 @@ def test_packs_and_layers_apart_are_the_same_as_together() -> None:
 def test_a_prompt_that_is_left_out_takes_its_starts_along() -> None:
     whole = make_layer("kda", (0, 40, 80))
     part = Growth(subject_for(whole))
-    e = whole.edits
-    names = ("q", "g", "k", "a", "u", "base", "d")
-    part.add(replace(whole, edits=replace(e, **{name: getattr(e, name)[:, 40:] for name in names}), ends=(0, 40), prompts=(1,)))
+    part.add(replace(whole, edits=cut(whole.edits, slice(40, None)), ends=(0, 40), prompts=(1,)))
     ds = part.table()
     assert ds["growth_starts"].values.tolist() == [[16, 16]]
     assert ds["norm_n"].values.ravel().tolist() == [1, 1]

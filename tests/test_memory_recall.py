@@ -315,7 +315,7 @@ def test_the_figure_says_how_much_it_is_drawn_from(mixer: str, tmp_path: Any) ->
     words = texts(figure)
     kept = ds["layer_recall_n"].sel(recall_keys="kept")[0].values
     assert f"kept: n = {kept[1]:,} … {kept[-1]:,}" in words
-    assert f"Mixer {mixer}, 50 tokens." in words
+    assert f"Mixer {mixer}, 3 prompts, 50 tokens." in words
     assert "no tokens" not in words
     drawn = figure.axes[0].get_lines()[0].get_ydata()
     np.testing.assert_array_equal(drawn, ds["layer_recall_gain"].sel(recall_keys="kept")[0])
@@ -335,11 +335,11 @@ def test_a_layer_without_finite_inputs_is_said() -> None:
     subject = subject_of(layer.mixer, (0, 1), 2, [(12, None)])
     part = Recall(subject)
     part.add(layer)
-    attrs: dict[str, object] = {"mixer": "gdn", "tokens": 12, "tokens_incomplete": 0}
+    attrs: dict[str, object] = {"mixer": "gdn", "prompts": 1, "tokens": 12, "tokens_incomplete": 0}
     ds = make_memory([part.table()], (0, 1), 2, np.array([0, 1]), attrs)
     assert (ds["recall_n"].sel(layer=1) == 0).all()
     assert ds["write_half_life"].sel(layer=1).isnull().all()
     assert not ds["half_life_censored"].sel(layer=1).any()
     words = texts(draw_recall(ds)).replace("\n", " ")
     assert words.count("no tokens") == 2  # in its panel, and among the half-lives
-    assert "Left out: up to 1 prompts a layer whose inputs are not finite." in words
+    assert "12 tokens; left out: up to 1 prompts a layer whose inputs are not finite." in words

@@ -206,7 +206,7 @@ def test_the_figure_of_modes_shows_the_numbers() -> None:
 
 
 def test_stores_without_modes_open_as_full(tmp_path: Path) -> None:
-    old = qp.open_outcomes("docs/outcomes/niah.zarr")
+    old = qp.open_outcomes("docs/outcomes/niah.zarr").isel(sample=slice(0, None, 1000))
     assert {*old["mode"].values} == {"full"}
     qp.save_outcomes(old, tmp_path / "new.zarr")
     xr.testing.assert_identical(qp.open_outcomes(tmp_path / "new.zarr"), old)

@@ -73,7 +73,7 @@ def test_replays_say_what_was_changed_in_the_model(runs: dict[str, tuple[Path, P
 def test_passes_change_nothing(runs: dict[str, tuple[Path, Path, xr.Dataset]], monkeypatch: pytest.MonkeyPatch) -> None:
     where, trace, expected = runs["qed"]
     monkeypatch.setattr("qed_probe.tracing.plan.PACK", 64)
-    monkeypatch.setattr("qed_probe.replays.run.PACK", 64)
+    monkeypatch.setattr("qed_probe.replays.stored.PACK", 64)
     for found in (qp.replay(where, make_prompts(), draws=2, seed=3), qp.replay_store(trace, draws=2, seed=3)):
         for name in ("mean", "median", "drift_median", "n"):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)

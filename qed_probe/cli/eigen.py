@@ -9,8 +9,9 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.cli.options import Dtype
 from qed_probe.cli.prompts import Chat, Length, Prompts, Task, Text, Tokens, chosen_prompts
-from qed_probe.cli.trace import Batch, Device, Dtype, TrustRemoteCode
+from qed_probe.cli.trace import Batch, Device, TrustRemoteCode
 from qed_probe.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.cli.options import Device, Dtype
 from qed_probe.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ Mode = Annotated[
 Strengths = Annotated[
     str, typer.Option(metavar="S,S,…", help="What every λ is multiplied by; 1 must be among them, unless there is a --direction.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
-Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
 Export = Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write the outcomes as JSON Lines as well.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a checkpoint run code that it brings along.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of outcomes.")]

@@ -11,8 +11,8 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers
-from qed_probe.errors import InputError
+from qed_probe.cli.options import Device, Dtype, Strength
+from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers, is_store
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,9 +27,6 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="MEMORY.zarr", h
 Only = Annotated[str | None, typer.Option(metavar="PART,…", help="Some of sources, effects, growth, recall, capacity.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to look into; all if left out.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
-Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
-Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of memories.")]
 
 HEADS, LAYERS, NEAR = 32, 6, 16
@@ -65,19 +62,14 @@ def memory(
 
     how: dict[str, Any] = {"only": None if only is None else only.split(","), "layers": integers("--layers", layers)}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    run = {"device": (device, "cpu"), "dtype": (dtype, "float32"), "strength": (strength, 1.0)}
+    run: dict[str, Any] = {"device": device, "dtype": dtype, "strength": strength}
     whole.check_free(output, schema=MEMORY, overwrite=overwrite)
     with screen.progress("memory") as report:
-        if subject is not None and (Path(subject) / "zarr.json").exists():
-            asked = {**sources, "--chat": chat, "--length": length, "--samples": samples}
-            asked |= {f"--{name}": value != usual for name, (value, usual) in run.items()}
-            if given := [option for option, value in asked.items() if value]:
-                raise InputError(f"{', '.join(given)}: expected with a checkpoint, found with the store {subject}")
+        if is_store(subject, {**sources, "--chat": chat, "--length": length, "--samples": samples}, run):
             ds = qp.inspect_memory_store(subject, progress=report, **how)
         else:
             chosen = chosen_prompts(subject, sources, length, samples, seed, False, chat=chat)
-            how |= {name: value for name, (value, _) in run.items()}
-            ds = qp.inspect_memory(subject, chosen, progress=report, **how)
+            ds = qp.inspect_memory(subject, chosen, progress=report, **how, **run)
     ds = ds.assign_attrs(created_by=shlex.join(["qed-probe", *sys.argv[1:]]), qed_probe=qp.__version__)
     qp.save_memory(ds, output, overwrite=overwrite)
     _show(ds)

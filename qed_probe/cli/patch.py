@@ -10,6 +10,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.cli.options import Device, Dtype
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -26,8 +27,6 @@ Task = Annotated[str, typer.Option(help="niah, niah-2 or niah-3.")]
 Length = Annotated[int, typer.Option(help="Tokens a sample, the answer included.")]
 Samples = Annotated[int, typer.Option(help="Pairs of samples.")]
 Seed = Annotated[int, typer.Option(help="Seed of the samples.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
-Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of patches.")]
 
 

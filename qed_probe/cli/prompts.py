@@ -1,11 +1,12 @@
 """Where a command's prompts come from: options that several commands share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
 import qed_probe as qp
+from qed_probe.cli.options import USUAL
 from qed_probe.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ Chat = Annotated[bool, typer.Option("--chat", help="Texts are a user's messages,
 Task = Annotated[str | None, typer.Option(help="niah (where no prompts are given), niah-2, niah-3 or reassignment.")]
 Length = Annotated[int | None, typer.Option(help="Tokens a sample of the task; the model's training length if left out.")]
 Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if left out.")]
+
+
+def is_store(subject: str | None, asked: dict[str, Any], run: dict[str, Any]) -> TypeGuard[str]:
+    """Whether a command is to look into a trace; raises InputError for options of prompts, and of a ``run``, if it is."""
+    if subject is None or not (Path(subject) / "zarr.json").exists():
+        return False
+    asked = asked | {f"--{name}": value != USUAL[name] for name, value in run.items()}
+    if given := [option for option, value in asked.items() if value]:
+        raise InputError(f"{', '.join(given)}: expected with a checkpoint, found with the store {subject}")
+    return True
 
 
 def chosen_prompts(

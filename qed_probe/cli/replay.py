@@ -9,8 +9,8 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers
-from qed_probe.errors import InputError
+from qed_probe.cli.options import Device, Dtype, Strength
+from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers, is_store
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,9 +29,6 @@ Matched = Annotated[
 Draws = Annotated[int, typer.Option(help="Random directions.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task, of random directions and of what is shuffled.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to replay; all if left out.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
-Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
-Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a store of replays.")]
 
 COLUMNS = {
@@ -74,19 +71,14 @@ def replay(
     """
     how: dict[str, Any] = {"match": match, "draws": draws, "replaced": of, "seed": seed, "layers": integers("--layers", layers)}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
-    run = {"device": (device, "cpu"), "dtype": (dtype, "float32"), "strength": (strength, 1.0)}
+    run: dict[str, Any] = {"device": device, "dtype": dtype, "strength": strength}
     with screen.progress("replay") as report:
-        if subject is not None and (Path(subject) / "zarr.json").exists():
-            asked = {**sources, "--chat": chat, "--length": length, "--samples": samples}
-            asked |= {f"--{name}": value != usual for name, (value, usual) in run.items()}
-            if given := [option for option, value in asked.items() if value]:
-                raise InputError(f"{', '.join(given)}: expected with a checkpoint, found with the store {subject}")
+        if is_store(subject, {**sources, "--chat": chat, "--length": length, "--samples": samples}, run):
             ds = qp.replay_store(subject, progress=report, **how)
         else:
             _check_mixer(subject, of)
             chosen = chosen_prompts(subject, sources, length, samples, seed, False, chat=chat)
-            how |= {name: value for name, (value, _) in run.items()}
-            ds = qp.replay(subject, chosen, progress=report, **how)
+            ds = qp.replay(subject, chosen, progress=report, **how, **run)
     ds = ds.assign_attrs(created_by=shlex.join(["qed-probe", *sys.argv[1:]]), qed_probe=qp.__version__)
     qp.save_replays(ds, output, overwrite=overwrite)
     _show(ds)

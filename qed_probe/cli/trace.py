@@ -9,6 +9,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.cli.options import Dtype, Strength
 from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers
 
 if TYPE_CHECKING:
@@ -22,11 +23,9 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto: all GPUs and the CPU.")]
-Dtype = Annotated[str, typer.Option(help="What the model runs in: float32 or bfloat16.")]
 Vectors = Annotated[str, typer.Option(help="What the read of the memory by d is kept in: none, float16 or float32.")]
 SaveInputs = Annotated[bool, typer.Option("--save-inputs", help="Keep what recomputes every record without the model.")]
 StateAt = Annotated[str | None, typer.Option(metavar="POSITIONS", help="Keep the memory itself after these positions: 63,511.")]
-Strength = Annotated[float, typer.Option(help="Scale every λ, or γ of an erase address, by this.")]
 Direction = Annotated[str, typer.Option(help="Of QED: full, nogate, noproj, nogate-noproj, rand; of EDA: same, rand, reversed.")]
 At = Annotated[list[str] | None, typer.Option(metavar="LAYER:HEAD", help="Scale there alone; may be repeated.")]
 Mode = Annotated[str, typer.Option(help="What an added direction does: full, immediate, lasting, or none, which is strength 0.")]

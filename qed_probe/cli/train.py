@@ -8,6 +8,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
+from qed_probe.cli.options import Device
 
 Arm = Annotated[str, typer.Argument(metavar="ARM", help="The mixer: qed, gdn2, eda, kda ….")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="The checkpoint; else runs/ARM-seedSEED.")]
@@ -22,7 +23,6 @@ Rate = Annotated[float | None, typer.Option(help="Peak learning rate, if not the
 Precision = Annotated[str | None, typer.Option(help="float32 or bfloat16 (autocast), if not the recipe's.")]
 Tokens = Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Token ids to train on, where the recipe reads them.")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and the data.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ….")]
 SaveBfloat16 = Annotated[bool, typer.Option("--save-bfloat16", help="Round the checkpoint's weights to bfloat16.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in DIR, with the same recipe: the number of steps cannot change.")

@@ -1,9 +1,10 @@
-"""What figures of outcomes have in common: panels, a legend above them, the axes of length and per cent, counts in words."""
+"""What figures of results have in common: panels, a legend above them, the axes of length and per cent, counts in words."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -119,6 +120,11 @@ def length_axis(axes: Axes, lengths: NDArray[Any], most: int) -> None:
     axes.set_xlim(low, high)
 
 
+def shades(count: int) -> NDArray[np.float64]:
+    """A colour a layer, from the first, dark, to the last."""
+    return mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))
+
+
 def set_off(count: int, width: float) -> NDArray[np.float64]:
     """Where ``count`` marks of one place stand, beside each other and around 0, over ``width``."""
     return (np.arange(count) - (count - 1) / 2) * width / max(count, 1)
@@ -162,6 +168,15 @@ def source(ds: xr.Dataset) -> list[str]:
     where = ", ".join(f"p. {part}" if part.isdecimal() else part for part in found)
     gaps = [f"{gap(ds).capitalize()}: {ds.attrs['gaps']}"] if ds.attrs.get("gaps") else []
     return [f"Published values, not measured here{': ' * bool(where)}{where}.", *gaps]
+
+
+def about(ds: xr.Dataset) -> str:
+    """What ran, over how much, and what was left out, of memories."""
+    lost, incomplete = int(ds["nonfinite"].max()), int(ds.attrs["tokens_incomplete"])
+    left = [f"{incomplete:,} incomplete tokens"] * bool(incomplete)
+    left += [f"up to {lost:,} prompts a layer whose inputs are not finite"] * bool(lost)
+    prompts = f"{ds.attrs['prompts']:,} prompt{'s' * (ds.attrs['prompts'] != 1)}"
+    return f"Mixer {ds.attrs['mixer']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' * bool(left)}{', '.join(left)}."
 
 
 def gap(ds: xr.Dataset) -> str:

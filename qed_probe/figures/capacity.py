@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from qed_probe.figures import axes, style
-from qed_probe.figures.growth import about, shades
 
 TITLES = {
     "effective_rank": "effective rank",
@@ -22,7 +21,7 @@ FLOOR = 1e-4
 def draw_capacity(ds: xr.Dataset) -> Figure:
     """Effective and stable rank, mean and standard deviation of ‖S‖ by position, and singular values of the last states.
 
-    Takes the table of ``memory`` with the part ``capacity``. Thin lines are heads, thick ones their mean; a colour a layer. A
+    Takes the part ``capacity`` of ``inspect_memory``. Thin lines are heads, thick ones their mean; a colour a layer. A
     dashed line marks the length of the prompts that the model was trained on, where that is known.
     """
     layers = ds["layer"].values
@@ -30,7 +29,7 @@ def draw_capacity(ds: xr.Dataset) -> Figure:
     grid = figure.add_gridspec(2, 6)
     places = {"effective_rank": grid[0, :2], "stable_rank": grid[0, 2:4], "capacity_norm": grid[1, :3]}
     panels = {name: figure.add_subplot(place) for name, place in (places | {"capacity_norm_variance": grid[1, 3:]}).items()}
-    colours = shades(len(layers))
+    colours = axes.shades(len(layers))
     tokens = ds["capacity_tokens"].max("layer").values
     for name, panel in panels.items():
         x = ds[name] ** 0.5 if name.endswith("variance") else ds[name]
@@ -67,8 +66,8 @@ def _note(ds: xr.Dataset, trained: bool) -> list[str]:
     """Over how many prompts, of how many possible ranks, and what has none."""
     n, undefined = ds["capacity_n"].values, int(ds["capacity_undefined"].sum())
     lines = [
-        f"{about(ds)} {axes.span(n, 'prompts')} a position. A prompt's last state counts at the next of 64, 128, 256 … tokens, "
-        "and stands at the mean of what was seen.",
+        f"{axes.about(ds)} {axes.span(n, 'prompts')} a position. A prompt's last state counts at the next of 64, 128, 256 … "
+        "tokens, and stands at the mean of what was seen.",
         f"Effective rank exp(−Σ p ln p), p = σ/Σσ (Roy and Vetterli, 2007), at most {ds.sizes['singular']}. "
         "Thin lines: heads; thick: their mean.",
     ]

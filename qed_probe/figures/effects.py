@@ -22,7 +22,7 @@ LABELLED = 8
 def draw_effects(ds: xr.Dataset) -> Figure:
     """Shares of Δ = y − y⁰ by lag in both conventions, of the 2×2 by layer and by role, and sizes over ‖y⁰‖ by layer.
 
-    Takes what ``memory`` returns with its part ``effects``. Shares of several heads are weighted by their ``effect_energy``, as
+    Takes the part ``effects`` of ``inspect_memory``. Shares of several heads are weighted by their ``effect_energy``, as
     they are pooled over tokens; of sizes a mark is a head. Layers in which the direction has no effect say so.
     """
     figure = style.new_figure(style.PAGE, 3.7)

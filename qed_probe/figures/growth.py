@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from qed_probe.figures import axes, style
 
@@ -28,7 +26,7 @@ FEW = 10
 def draw_growth(ds: xr.Dataset) -> Figure:
     """A panel a layer of the growth over windows; below, ‖S‖ by position and, by ρ and ‖S̄ᵀd‖, tokens and the edit's growth.
 
-    Takes the table of ``memory`` with the part ``growth``. Medians over tokens and heads, of ‖Φ‖₂ the maximum too; without the
+    Takes the part ``growth`` of ``inspect_memory``. Medians over tokens and heads, of ‖Φ‖₂ the maximum too; without the
     added direction dashed, where a mixer has one.
     """
     layers = ds["layer"].values
@@ -85,7 +83,7 @@ def _span(ds: xr.Dataset) -> tuple[float, float]:
 def _draw_norms(panel: Axes, ds: xr.Dataset) -> None:
     """‖S‖_F by position, a line a layer, mean over heads and prompts."""
     layers = ds["layer"].values
-    for layer, shade in zip(layers, shades(len(layers)), strict=True):
+    for layer, shade in zip(layers, axes.shades(len(layers)), strict=True):
         for gates in ds["gates"].values:
             line = ds["norm_mean"].sel(layer=layer, gates=gates).mean("head")
             marker = "o" if len(line) == 1 else None
@@ -99,14 +97,9 @@ def _draw_norms(panel: Axes, ds: xr.Dataset) -> None:
     panel.set_title("mean ‖S‖ over prompts and heads", pad=3)
     few = sorted({0, len(layers) // 2, len(layers) - 1}) if len(layers) > 6 else range(len(layers))
     panel.legend(
-        handles=[axes.entry(f"layer {layers[i]}", color=shades(len(layers))[i]) for i in few],
+        handles=[axes.entry(f"layer {layers[i]}", color=axes.shades(len(layers))[i]) for i in few],
         loc="best", frameon=False, handlelength=1.2, labelspacing=0.2, borderaxespad=0.2,
     )  # fmt: skip
-
-
-def shades(count: int) -> NDArray[np.float64]:
-    """A colour a layer, from the first, dark, to the last."""
-    return mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))
 
 
 def _draw_joint(figure: Figure, counted: Axes, grown: Axes, ds: xr.Dataset) -> None:
@@ -138,7 +131,7 @@ def _draw_joint(figure: Figure, counted: Axes, grown: Axes, ds: xr.Dataset) -> N
 
 def _note(ds: xr.Dataset) -> list[str]:
     """What the lines are and over how many, what is 0, what is above 1, and what the map leaves out."""
-    lines = [about(ds)]
+    lines = [axes.about(ds)]
     if "growth_n" in ds:
         norms = ds.sel(growth_of="norm", gates="own")
         n, above = (norms[name].sum(("layer", "head")) for name in ("growth_n", "growth_above"))
@@ -164,14 +157,3 @@ def _zeros(ds: xr.Dataset) -> str:
     """How many windows of one token have no logarithm of their volume."""
     zero = int(ds["growth_zero"].sel(growth_of="volume", gates="own", window=1).sum())
     return f"Π|e| = 0 at {zero:,} tokens. " * bool(zero)
-
-
-def about(ds: xr.Dataset) -> str:
-    """What ran, over how much, and what was left out."""
-    lost, incomplete = int(ds["nonfinite"].max()), int(ds.attrs["tokens_incomplete"])
-    left = [f"{incomplete:,} incomplete tokens"] * bool(incomplete)
-    left += [f"up to {lost:,} prompts a layer whose inputs are not finite"] * bool(lost)
-    prompts = f"{ds.attrs['prompts']:,} prompt{'s' * (ds.attrs['prompts'] != 1)}"
-    return (
-        f"Mixer {ds.attrs['mixer']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' + ', '.join(left) if left else ''}."
-    )

@@ -29,7 +29,7 @@ WORDS = {"decay": "half-life: decay alone", "own": "with all edits", "own kept":
 def draw_recall(ds: xr.Dataset) -> Figure:
     """A panel a layer: recall, own-write part and null of all heads together, gain by head (thin); a panel of half-lives.
 
-    Takes what ``memory`` returns with its part ``recall``. Rewritten keys are drawn apart. A hollow mark is a half-life that is
+    Takes the part ``recall`` of ``inspect_memory``. Rewritten keys are drawn apart. A hollow mark is a half-life that is
     longer than the longest lag.
     """
     layers = ds["layer"].values
@@ -100,8 +100,4 @@ def _note(ds: xr.Dataset) -> list[str]:
         "Null: v of another token of the prompt.",
         "Half-life: median kᵀΦk/‖k‖² of a prompt, mean over prompts, reaches a half; hollow: not by the longest lag.",
     ]
-    incomplete, nonfinite = ds.attrs["tokens_incomplete"], int(ds["nonfinite"].max())
-    left = [f"{incomplete:,} tokens of incomplete prompts"] * bool(incomplete)
-    left += [f"up to {nonfinite:,} prompts a layer whose inputs are not finite"] * bool(nonfinite)
-    about = f"Mixer {ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens." + f" Left out: {'; '.join(left)}." * bool(left)
-    return [*lines, *([f"{zero:,} token-heads write 0."] * bool(zero)), about]
+    return [*lines, *([f"{zero:,} token-heads write 0."] * bool(zero)), axes.about(ds)]

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from qed_probe.kernels.packing import MARK
 from qed_probe.memory.passes import Running, passes
-from qed_probe.memory.subject import Subject
+from qed_probe.memory.subject import Subject, row
 from qed_probe.replays.inputs import LayerInputs
-from qed_probe.store.schema import Variable
 from qed_probe.store.whole import table
 
 MEASURES = {
@@ -26,22 +25,18 @@ MEASURES = {
 _CELL = ("layer", "head", "capacity_position")
 
 
-def _row(name: str, long_name: str, formula: str = "", units: str = "1", dims: tuple[str, ...] = _CELL) -> Variable:
-    return Variable(name, dims, "int64" if units == "count" else "float64", units, long_name, formula)
-
-
 VARIABLES = {
-    row.name: row
-    for row in (
-        *(_row(name, f"{words}, mean over prompts", formula) for name, (words, formula) in MEASURES.items()),
+    x.name: x
+    for x in (
+        *(row(name, _CELL, f"{words}, mean over prompts", formula) for name, (words, formula) in MEASURES.items()),
         *(
-            _row(f"{name}_variance", f"{words}, variance over prompts", f"Var {formula}, over n − 1")
+            row(f"{name}_variance", _CELL, f"{words}, variance over prompts", f"Var {formula}, over n − 1")
             for name, (words, formula) in MEASURES.items()
         ),
-        _row("singular_values", "singular values over the largest, mean over prompts", "σ_i/σ₁", dims=(*_CELL, "singular")),
-        _row("capacity_n", "prompts with such a state", units="count"),
-        _row("capacity_undefined", "of these 0 or not finite: without ranks", units="count"),
-        _row("capacity_tokens", "tokens seen, mean over prompts", units="tokens", dims=_CELL[::2]),
+        row("singular_values", (*_CELL, "singular"), "singular values over the largest, mean over prompts", "σ_i/σ₁"),
+        row("capacity_n", _CELL, "prompts with such a state", units="count"),
+        row("capacity_undefined", _CELL, "of these 0 or not finite: without ranks", units="count"),
+        row("capacity_tokens", _CELL[::2], "tokens seen, mean over prompts", units="tokens"),
     )
 }
 

@@ -5,30 +5,35 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 
+from qed_probe.memory.passes import over
 from qed_probe.memory.split import CONVENTIONS, PARTS, Split, Trajectories, norms
-from qed_probe.memory.subject import Subject, lag_bins
+from qed_probe.memory.subject import Subject, lag_bins, row
 from qed_probe.replays.inputs import LayerInputs
+from qed_probe.store import whole
 
 SAMPLED, TOGETHER, LEAST = 512, 1 << 15, 64
 """Tokens whose output is split, of a prompt and of all together at most, and of a prompt at least: one, at random, of each of as
 many equal spans."""
-WORDS = ("long_name", "units", "formula")
-WHAT = {
-    "effect_lag_share": ("share of the direction's effect on outputs, by lag of the step", "1", "Σ⟨part_j, Δ⟩/Σ‖Δ‖²"),
-    "effect_lag_n": ("tokens that so long a lag reaches back from", "count"),
-    "effect_cancelling": ("sizes of what single steps do over that of what they do together", "1", "ΣΣ_j‖part_j‖/Σ‖Δ‖"),
-    "effect_share": ("share of the direction's effect on outputs", "1", "Σ⟨part, Δ⟩/Σ‖Δ‖²"),
-    "effect_energy": ("size of the direction's effect on outputs, the weight of a share", "1", "Σ‖y − y⁰‖²"),
-    "effect_size": ("size over that of the output without the direction", "1", "Σ‖part‖/Σ‖y⁰‖"),
-    "effect_median": ("median size over that of the output without the direction", "1", "median ‖part‖/‖y⁰‖"),
-    "effect_n": ("tokens", "count"),
-    "effect_silent": ("tokens that have no size relative to an output without the direction", "count", "‖y⁰‖ = 0"),
-    "effect_still": ("tokens at which the direction has no effect", "count", "y = y⁰"),
+_ROLE, _LAG = ("layer", "head", "effect_role"), ("layer", "head", "effect_convention", "effect_lag")
+_PART = (*_ROLE, "effect_part")
+
+VARIABLES = {
+    x.name: x
+    for x in (
+        row("effect_lag_share", _LAG, "share of the direction's effect on outputs, by lag of the step", "Σ⟨part_j, Δ⟩/Σ‖Δ‖²"),
+        row("effect_lag_n", _LAG[::3], "tokens that so long a lag reaches back from", units="count"),
+        row(
+            "effect_cancelling", _LAG[:3], "sizes of what single steps do over that of what they do together", "ΣΣ_j‖part_j‖/Σ‖Δ‖"
+        ),
+        row("effect_share", _PART, "share of the direction's effect on outputs", "Σ⟨part, Δ⟩/Σ‖Δ‖²"),
+        row("effect_energy", _ROLE, "size of the direction's effect on outputs, the weight of a share", "Σ‖y − y⁰‖²"),
+        row("effect_size", _PART, "size over that of the output without the direction", "Σ‖part‖/Σ‖y⁰‖"),
+        row("effect_median", _PART, "median size over that of the output without the direction", "median ‖part‖/‖y⁰‖"),
+        row("effect_n", _ROLE[::2], "tokens", units="count"),
+        row("effect_silent", _ROLE, "tokens that have no size relative to an output without the direction", "‖y⁰‖ = 0", "count"),
+        row("effect_still", _ROLE, "tokens at which the direction has no effect", "y = y⁰", "count"),
+    )
 }
-ROLE, LAG = ("layer", "head", "effect_role"), ("layer", "head", "effect_convention", "effect_lag")
-DIMS: dict[str, tuple[str, ...]] = dict.fromkeys(("effect_energy", "effect_silent", "effect_still"), ROLE)
-DIMS |= dict.fromkeys(("effect_share", "effect_size", "effect_median"), (*ROLE, "effect_part"))
-DIMS |= {"effect_lag_share": LAG, "effect_cancelling": LAG[:3], "effect_lag_n": (LAG[0], LAG[3]), "effect_n": (ROLE[0], ROLE[2])}
 
 
 class Effects:
@@ -96,20 +101,18 @@ class Effects:
         if self.subject.mixer.direction is None:
             return xr.Dataset()
         squares, sizes, changes = self.whole
-        shares = np.where(self.reach[:, None, None] > 0, _over(self.by_lag, squares[..., None]), np.nan)
+        shares = np.where(self.reach[:, None, None] > 0, over(self.by_lag, squares[..., None]), np.nan)
         values = {
-            "effect_lag_share": shares, "effect_lag_n": self.reach, "effect_cancelling": _over(sizes, changes),
-            "effect_share": _over(self.products, self.products[..., 3:]), "effect_energy": self.products[..., 3],
-            "effect_size": _over(self.norms[..., :4], self.norms[..., 4:]), "effect_median": self._medians(),
+            "effect_lag_share": shares, "effect_lag_n": self.reach, "effect_cancelling": over(sizes, changes),
+            "effect_share": over(self.products, self.products[..., 3:]), "effect_energy": self.products[..., 3],
+            "effect_size": over(self.norms[..., :4], self.norms[..., 4:]), "effect_median": self._medians(),
             "effect_n": self.n, "effect_silent": self.empty[0], "effect_still": self.empty[1],
         }  # fmt: skip
         coords = {
             "effect_convention": [*CONVENTIONS], "effect_lag": self.lags, "effect_role": [*self.roles],
             "effect_part": [*PARTS, "total"],
         }  # fmt: skip
-        return xr.Dataset(
-            {name: (DIMS[name], x, dict(zip(WORDS, WHAT[name], strict=False))) for name, x in values.items()}, coords
-        )
+        return whole.table(VARIABLES, values, coords, {})
 
     def _medians(self) -> NDArray[np.float64]:
         found = np.full(self.products.shape, np.nan)
@@ -122,9 +125,3 @@ class Effects:
                 if len(known):
                     found[at, head, role] = np.median(known, 0)
         return found
-
-
-def _over(x: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x/by, NaN where that is 0."""
-    share: NDArray[np.float64] = np.full(np.broadcast_shapes(x.shape, by.shape), np.nan)
-    return np.divide(x, by, out=share, where=by > 0)

@@ -20,11 +20,10 @@ from torch import Tensor
 from qed_probe.kernels import Edits, Read
 from qed_probe.kernels.erase import dot, norm, operator_norm
 from qed_probe.kernels.packing import MARK, SEGMENT
-from qed_probe.memory.passes import Array, Running, passes, without_direction
-from qed_probe.memory.subject import Subject
-from qed_probe.memory.transitions import LONGEST, MEASURES, spread, transitions, windows, written
+from qed_probe.memory.passes import Array, Running, after_edits, passes, without_direction, written
+from qed_probe.memory.subject import Subject, row
+from qed_probe.memory.transitions import LONGEST, MEASURES, spread, transitions, windows
 from qed_probe.replays.inputs import LayerInputs
-from qed_probe.store.schema import Variable
 from qed_probe.store.whole import table
 from qed_probe.tracing.plan import packs
 
@@ -45,31 +44,24 @@ _CELL, _STATE, _BIN = (
 _GROWTH = "ln ‖Φ‖₂, ln ‖Φk‖/‖k‖, Σ ln|e| or Σ mean_c g over a window; −∞ is ln 0"
 _EDIT = "ln(‖M‖₂/‖M without λd‖₂)"
 
-
-def _row(name: str, dims: tuple[str, ...], long_name: str, formula: str, units: str = "1") -> Variable:
-    return Variable(name, dims, "int64" if units == "count" else "float64", units, long_name, formula)
-
-
 VARIABLES = {
-    row.name: row
-    for row in (
-        _row("growth_starts", _PLACE, "tokens whose transitions were followed", "", "count"),
-        _row(
-            "growth", (*_PLACE, *_CELL, "growth_level"), "logarithm of the growth over a window, quantiles over tokens", _GROWTH
-        ),
-        _row("growth_layer", ("layer", *_CELL, "growth_level"), "the same over tokens and heads", _GROWTH),
-        _row("growth_n", (*_PLACE, *_CELL), "tokens with such a window", "", "count"),
-        _row("growth_above", (*_PLACE, *_CELL), "of these above 1", f"ln x > {ROUNDING:g}", "count"),
-        _row("growth_zero", (*_PLACE, *_CELL), "of these 0", "ln x = −∞", "count"),
-        _row("norm_mean", _STATE, "norm of the state after so many tokens or the prompt's last, mean over prompts", "‖S_t‖_F"),
-        _row("norm_variance", _STATE, "variance over prompts of the same", "Var ‖S_t‖_F, over n − 1"),
-        _row("norm_n", _STATE, "prompts with such a state, finite", "", "count"),
-        _row("edit_growth", _PLACE, "growth of the main edit's norm by the direction, sum over tokens", f"Σ {_EDIT}"),
-        _row("edit_growth_max", _PLACE, "growth of the main edit's norm by the direction, largest", _EDIT),
-        _row("edit_growth_n", _PLACE, "tokens whose main edit has both norms above 0", "", "count"),
-        _row("joint_n", _BIN, "tokens by ρ and ‖S̄ᵀd‖", "", "count"),
-        _row("joint_growth", _BIN, "growth of the main edit's norm by the direction, sum over tokens", f"Σ {_EDIT}"),
-        _row("joint_left_out", (*_PLACE, "left_out"), "tokens in no bin, as ‖S̄ᵀd‖ = 0 or not finite", "", "count"),
+    x.name: x
+    for x in (
+        row("growth_starts", _PLACE, "tokens whose transitions were followed", "", "count"),
+        row("growth", (*_PLACE, *_CELL, "growth_level"), "logarithm of the growth over a window, quantiles over tokens", _GROWTH),
+        row("growth_layer", ("layer", *_CELL, "growth_level"), "the same over tokens and heads", _GROWTH),
+        row("growth_n", (*_PLACE, *_CELL), "tokens with such a window", "", "count"),
+        row("growth_above", (*_PLACE, *_CELL), "of these above 1", f"ln x > {ROUNDING:g}", "count"),
+        row("growth_zero", (*_PLACE, *_CELL), "of these 0", "ln x = −∞", "count"),
+        row("norm_mean", _STATE, "norm of the state after so many tokens or the prompt's last, mean over prompts", "‖S_t‖_F"),
+        row("norm_variance", _STATE, "variance over prompts of the same", "Var ‖S_t‖_F, over n − 1"),
+        row("norm_n", _STATE, "prompts with such a state, finite", "", "count"),
+        row("edit_growth", _PLACE, "growth of the main edit's norm by the direction, sum over tokens", f"Σ {_EDIT}"),
+        row("edit_growth_max", _PLACE, "growth of the main edit's norm by the direction, largest", _EDIT),
+        row("edit_growth_n", _PLACE, "tokens whose main edit has both norms above 0", "", "count"),
+        row("joint_n", _BIN, "tokens by ρ and ‖S̄ᵀd‖", "", "count"),
+        row("joint_growth", _BIN, "growth of the main edit's norm by the direction, sum over tokens", f"Σ {_EDIT}"),
+        row("joint_left_out", (*_PLACE, "left_out"), "tokens in no bin, as ‖S̄ᵀd‖ = 0 or not finite", "", "count"),
     )
 }
 
@@ -118,9 +110,7 @@ class Growth:
 
     def _join(self, at: int, e: Edits, d: Tensor, read: Read) -> None:
         """Growth of the main edit by the direction, token by token, with ρ and what the direction reads."""
-        k, a, seen = e.k[0, ..., e.main, :], e.a[0, ..., e.main, :], read.probes[0, ..., 0, :]
-        for m in range(e.main):
-            seen = torch.addcmul(seen, dot(d, e.k[0, ..., m, :])[..., None], read.residual[0, ..., m, :])
+        k, a, seen = e.k[0, ..., e.main, :], e.a[0, ..., e.main, :], after_edits(read, e, d[..., None, :], e.main)[..., 0, :]
         own, base = (operator_norm(k, x, dot(x, k), norm(k)) for x in (a, e.base[0]))
         rho, reads, log = (x.cpu().numpy() for x in (read.overlap[0, ..., e.main], norm(seen), (own / base).log()))
         log[~np.isfinite(log)] = np.nan

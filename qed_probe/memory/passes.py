@@ -1,4 +1,4 @@
-"""A layer's prompts through the recurrence in float64, as the model ran them and without the added direction."""
+"""A layer's prompts through the recurrence in float64, with and without the added direction, and means and ratios over them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +11,7 @@ from torch import Tensor
 from qed_probe.kernels import Edits, Read, recurrence
 from qed_probe.kernels.packing import segments
 from qed_probe.replays.inputs import LayerInputs
+from qed_probe.replays.layer import cut
 
 Array = NDArray[np.float64]
 Pass = tuple[slice, Edits, Read]
@@ -23,10 +24,25 @@ def without_direction(e: Edits) -> Edits:
     return replace(e, a=a)
 
 
+def written(layer: LayerInputs) -> int:
+    """The edit that writes what the token has to say: the main one, but of RWKV-7, whose main edit only erases, the last."""
+    return layer.edits.k.shape[-2] - 1 if layer.mixer.gate == "in-context" else layer.edits.main
+
+
 def in_double(e: Edits, tokens: slice | Tensor) -> Edits:
     """The edits of some tokens, float64."""
-    part = {name: getattr(e, name)[:, tokens].double() for name in ("q", "g", "k", "a", "u", "base")}
-    return replace(e, **part, d=None if e.d is None else e.d[:, tokens].double())
+    part = cut(e, tokens)
+    double = {name: getattr(part, name).double() for name in ("q", "g", "k", "a", "u", "base")}
+    return replace(part, **double, d=None if part.d is None else part.d.double())
+
+
+def after_edits(read: Read, e: Edits, probes: Tensor, count: int) -> Tensor:
+    """Sᵀp after the first ``count`` edits of a token, ``[T, H, P, V]``, of ``probes`` ``[T, H, P, K]`` read before them."""
+    r = read.probes[0]
+    for m in range(count):
+        overlap = torch.linalg.vecdot(probes, e.k[0, ..., m, None, :])
+        r = torch.addcmul(r, overlap[..., None], read.residual[0, ..., m, None, :])
+    return r
 
 
 def passes(layer: LayerInputs, e: Edits, states_at: Sequence[int] = ()) -> Iterator[Pass]:
@@ -52,6 +68,12 @@ def passes(layer: LayerInputs, e: Edits, states_at: Sequence[int] = ()) -> Itera
         )
         state[mine] = read.final_state
         yield span.tokens, part, read
+
+
+def over(x: Array, by: Array) -> Array:
+    """x/by, NaN where that is 0."""
+    ratio: Array = np.full(np.broadcast_shapes(x.shape, by.shape), np.nan)
+    return np.divide(x, by, out=ratio, where=by != 0)
 
 
 class Running:

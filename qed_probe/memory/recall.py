@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qed_probe.memory import rereading
-from qed_probe.memory.rereading import target, written
+from qed_probe.memory.passes import Array, over, written
+from qed_probe.memory.rereading import target
 from qed_probe.memory.subject import Subject, lag_bins
 from qed_probe.replays.directions import derangement
 from qed_probe.replays.inputs import LayerInputs
 from qed_probe.store import whole
 from qed_probe.store.schema import Variable
 
-Array = NDArray[np.float64]
 KEYS = ("all", "kept", "rewritten")
 CURVES = ("own", "own kept", "decay")
 
@@ -133,7 +133,7 @@ class Recall:
         """``VARIABLES``, by head and of all heads of a layer together."""
         columns = {f"recall_{name}": x for name, x in _ratios(self.sums).items()}
         columns |= {f"layer_recall_{name}": x for name, x in _ratios({k: x.sum(1) for k, x in self.sums.items()}).items()}
-        left = _over(self.left, self.prompts)
+        left = over(self.left, self.prompts)
         half, censored = half_life(left[:, :, [0, 1, 3]], self.lags)
         columns |= {"own_left": left[:, :, :3], "decay_left": left[:, :, 3], "write_half_life": half}
         columns |= {"half_life_censored": censored, "zero_targets": self.zero_targets, "zero_keys": self.zero_keys}
@@ -147,20 +147,13 @@ def _ratios(sums: dict[str, Array]) -> dict[str, NDArray[np.generic]]:
     return {
         "n": x["n"].astype(np.int64),
         "null_n": x["null_n"].astype(np.int64),
-        "gain": _over(x["found"], x["target"]),
-        "residual": np.sqrt(_over(x["across"], x["target"])),
-        "relative": _over(x["found"], x["start"]),
-        "residual_relative": np.sqrt(_over(x["across"], x["start_across"])),
-        "own": _over(x["own"], x["target"]),
-        "null": _over(x["null"], x["null_target"]),
+        "gain": over(x["found"], x["target"]),
+        "residual": np.sqrt(over(x["across"], x["target"])),
+        "relative": over(x["found"], x["start"]),
+        "residual_relative": np.sqrt(over(x["across"], x["start_across"])),
+        "own": over(x["own"], x["target"]),
+        "null": over(x["null"], x["null_target"]),
     }
-
-
-def _over(x: Array, y: Array) -> Array:
-    """NaN where y is 0."""
-    found: Array = np.full(x.shape, np.nan)
-    np.divide(x, y, out=found, where=y != 0)
-    return found
 
 
 def half_life(curves: Array, lags: NDArray[np.int64]) -> tuple[Array, NDArray[np.bool_]]:
@@ -175,7 +168,7 @@ def half_life(curves: Array, lags: NDArray[np.int64]) -> tuple[Array, NDArray[np
     at = np.where(crossed.any(-1), crossed.argmax(-1), last)
     before = np.maximum(at - 1, 0)
     high, low = (np.take_along_axis(curves, i[..., None], -1)[..., 0] for i in (before, np.maximum(at, 0)))
-    part = np.clip(_over(high - half[..., 0], high - low), 0, 1)
+    part = np.clip(over(high - half[..., 0], high - low), 0, 1)
     inside = np.expm1(along[before] + (along[at] - along[before]) * part)
     found = np.where(crossed.any(-1) & (at > 0), inside, lags[at])
     return np.where(last >= 0, found, np.nan), ~crossed.any(-1) & (last >= 0)

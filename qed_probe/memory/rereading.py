@@ -17,8 +17,9 @@ from torch.nn.functional import normalize, one_hot, pad
 
 from qed_probe.kernels import Edits, Read, recurrence
 from qed_probe.kernels.packing import MARK, segments
+from qed_probe.memory.passes import after_edits, written
 from qed_probe.replays.inputs import LayerInputs
-from qed_probe.replays.layer import _cut, _passes
+from qed_probe.replays.layer import cut, passes
 
 TOGETHER = 4
 """Lags that the memory is read at in one pass."""
@@ -38,11 +39,6 @@ class Reread:
     found: Tensor
     across: Tensor
     null: Tensor
-
-
-def written(layer: LayerInputs) -> int:
-    """The edit that writes what is to be recalled: the main one, but RWKV-7's second, as its first only erases."""
-    return layer.edits.k.shape[-2] - 1 if layer.mixer.gate == "in-context" else layer.edits.main
 
 
 def key(layer: LayerInputs) -> Tensor:
@@ -68,8 +64,8 @@ def reread(layer: LayerInputs, lags: Sequence[int], others: Tensor) -> Reread:
     found, across, null = v.new_empty(3, len(lags), *v.shape[:2])
     for at in _groups(lags):
         probes, aims, nulls = (_late(x, lags[at]) for x in (key(layer), v, others))
-        for span, e, read in _passes(layer, probes[None]):
-            r, aim = _after(read, e, probes[span]), aims[span]
+        for span, e, read in passes(layer, probes[None]):
+            r, aim = after_edits(read, e, probes[span], e.k.shape[-2]), aims[span]
             along, size = torch.linalg.vecdot(r, aim), torch.linalg.vecdot(aim, aim)
             rest = r - torch.where(size > 0, along / size.where(size > 0, 1), 0)[..., None] * aim
             found[at, span], null[at, span] = along.movedim(-1, 0), torch.linalg.vecdot(r, nulls[span]).movedim(-1, 0)
@@ -98,7 +94,7 @@ def own_write(layer: LayerInputs, lags: Sequence[int]) -> Tensor:
             columns.append(before)
         probes = _late(key(layer), lags[at])
         for span, e, read in _chunks(layer, place, probes):
-            rows = _after(read, e, probes[span])
+            rows = after_edits(read, e, probes[span], e.k.shape[-2])
             for i, (lag, column) in enumerate(zip(lags[at], columns, strict=True)):
                 since = (place[span] - lag)[:, None]
                 there, row = rows[..., i, :K], rows[..., i, K:]
@@ -112,7 +108,7 @@ def _chunks(layer: LayerInputs, place: Tensor, probes: Tensor | None) -> Iterato
     """One pass in which every chunk begins with ``[I | 0]`` and token t writes 1 in the column of its ``place`` in the chunk."""
     at, K = written(layer), layer.edits.q.shape[-1]
     for segment in segments(layer.ends):
-        e, span = _cut(layer.edits, segment.tokens), segment.tokens
+        e, span = cut(layer.edits, segment.tokens), segment.tokens
         one = one_hot(place[span], MARK).to(e.k.dtype)
         u = e.k.new_zeros(*e.k.shape[:-1], K + MARK)
         u[0, ..., at, K:] = one[:, None]
@@ -120,15 +116,6 @@ def _chunks(layer: LayerInputs, place: Tensor, probes: Tensor | None) -> Iterato
         state = pad(torch.eye(K, dtype=u.dtype, device=u.device), (0, MARK)).expand(len(begins) - 1, u.shape[2], -1, -1)
         probe = None if probes is None else probes[None, span]
         yield span, e, recurrence(e.q, e.g, e.k, e.a, u, probes=probe, initial_state=state, cu_seqlens=begins)
-
-
-def _after(read: Read, e: Edits, probes: Tensor) -> Tensor:
-    """Sᵀp after a token's last edit, ``[T, H, P, V]``, of ``probes`` ``[T, H, P, K]`` that read the memory before its first."""
-    r = read.probes[0]
-    for m in range(e.k.shape[-2]):
-        overlap = torch.linalg.vecdot(probes, e.k[0, ..., m, None, :])
-        r = torch.addcmul(r, overlap[..., None], read.residual[0, ..., m, None, :])
-    return r
 
 
 def _groups(lags: Sequence[int]) -> list[slice]:

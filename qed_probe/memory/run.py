@@ -1,7 +1,6 @@
 """Every table of a run: of a checkpoint as it runs over prompts, or of traces that kept their inputs."""
 
 import itertools
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,18 +20,16 @@ from qed_probe.memory.growth import Growth
 from qed_probe.memory.recall import Recall
 from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
 from qed_probe.memory.subject import Part, Subject, subject_of
-from qed_probe.models.capture import Captured
 from qed_probe.models.checkpoint import read_provenance
-from qed_probe.models.device import enough_memory
-from qed_probe.replays.inputs import LayerInputs, captured_inputs
-from qed_probe.replays.run import KEPT
-from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
+from qed_probe.replays.inputs import LayerInputs
+from qed_probe.replays.layer import cut
+from qed_probe.replays.live import kept, run_model
+from qed_probe.replays.stored import chosen_layers, complete_prompts, inputs_of, stored_packs, stored_prompts
 from qed_probe.store import reader
 from qed_probe.store.memory import make_memory
 from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import Prompt
-from qed_probe.tracing.passes import forward
-from qed_probe.tracing.plan import PACK, make_plan, packs
+from qed_probe.tracing.plan import make_plan
 from qed_probe.tracing.run import Progress
 
 PARTS: dict[str, type[Part]] = {
@@ -92,26 +89,13 @@ def inspect_memory(
     parts = _chosen(only)
     how: dict[str, Any] = {"layers": layers, "device": device, "dtype": dtype, "strength": strength, "backend": backend}
     plan = make_plan(checkpoint, prompts, vectors="none", **how)
-    layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
+    layout = plan.layout
     mixer = MIXERS[str(layout.attrs["mixer"])]
     texts = None if plan.tokenizer is None else plan.tokenizer.pieces(np.asarray(plan.prompts[0].tokens))
     subject = subject_of(mixer, layout.layers, layout.heads, ((len(x.tokens), x.roles) for x in plan.prompts), texts)
     run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
-    for pack in plan.packs:
-
-        def sink(captured: Captured, _: int, numbers: range = range(pack.start, pack.stop)) -> None:
-            nonlocal done
-            run.add(captured_inputs(captured, numbers))
-            done += captured.output.shape[1]
-            if progress is not None:
-                progress(done, total)
-
-        ids = np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])
-        with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"), torch.inference_mode():
-            forward(plan, pack, torch.from_numpy(ids).to(plan.model.device), sink)
-    attrs = {name: x for name, x in {**layout.attrs, **layout.provenance}.items() if name in KEPT}
-    counts = {"prompts": len(prompts), "tokens": layout.sizes["token"], "tokens_incomplete": 0, "source": "model"}
-    return run.dataset(attrs | counts | _trained_length(checkpoint))
+    attrs = run_model(plan, run.add, progress)
+    return run.dataset(attrs | {"prompts": len(prompts)} | _trained_length(checkpoint))
 
 
 def inspect_memory_store(
@@ -128,30 +112,26 @@ def inspect_memory_store(
     """
     parts = _chosen(only)
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
-    trace = reader.open(*paths)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
-        inputs = reader.open_inputs(*paths)
+    trace, inputs = reader.open(*paths), inputs_of(paths)
     bounds = trace["cu_seqlens"].values
     whole = complete_prompts(trace)
-    lengths = np.diff(bounds)[whole]
     roles = trace["role"].values.astype(str) if "role" in trace else None
     spans = ((int(bounds[i]), int(bounds[i + 1])) for i in whole)
     known = ((b - a, None if roles is None else roles[a:b]) for a, b in spans)
-    wanted, done = tuple(chosen_layers(trace["layer"].values.tolist(), layers)), 0
+    wanted = tuple(chosen_layers(trace["layer"].values.tolist(), layers))
     first = slice(*bounds[whole[0] : whole[0] + 2])
     texts = trace["token_text"].values[first].tolist() if "token_text" in trace else None
     subject = subject_of(MIXERS[str(trace.attrs["mixer"])], wanted, trace.sizes["head"], known, texts)
     run = _Run(subject, parts, [PARTS[name](subject) for name in parts])
+    done, tokens = 0, sum(subject.lengths)
     for layer in wanted:
-        for pack in packs(lengths.tolist(), PACK):
-            run.add(stored_prompts(inputs, trace["lambda"], layer, whole[pack], range(pack.start, pack.stop)))
-            done += int(lengths[pack].sum())
+        for given in stored_packs(trace, inputs, layer, whole):
+            run.add(given)
+            done += given.ends[-1]
             if progress is not None:
-                progress(done, len(wanted) * int(lengths.sum()))
-    attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
-    counts = {"prompts": len(whole), "tokens": int(lengths.sum()), "source": "store"}
-    return run.dataset(attrs | counts | {"tokens_incomplete": int(bounds[-1] - lengths.sum())})
+                progress(done, len(wanted) * tokens)
+    counts = {"prompts": len(whole), "tokens": tokens, "tokens_incomplete": int(bounds[-1]) - tokens, "source": "store"}
+    return run.dataset(kept(trace.attrs) | counts)
 
 
 def read_weights(
@@ -170,7 +150,7 @@ def read_weights(
     for traces without inputs.
     """
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
-    trace, inputs = reader.open(*paths), reader.open_inputs(*paths)
+    trace, inputs = reader.open(*paths), inputs_of(paths)
     if prompt not in complete_prompts(trace):
         raise InputError(f"prompt: expected a complete one of {trace.sizes['prompt']}, counted from 0, found {prompt}")
     (layer,) = chosen_layers(trace["layer"].values.tolist(), [layer])
@@ -222,13 +202,11 @@ def _finite(layer: LayerInputs) -> tuple[LayerInputs | None, list[int]]:
 
 def _at(layer: LayerInputs, tokens: Tensor, keep: list[bool]) -> LayerInputs:
     """The same over some of its prompts, whose packed tokens are given."""
-    e = layer.edits
-    by_token = {name: getattr(e, name)[:, tokens] for name in ("q", "g", "k", "a", "u", "base")}
     lengths = [b - a for (a, b), good in zip(itertools.pairwise(layer.ends), keep, strict=True) if good]
     state = layer.initial_state
     return replace(
         layer,
-        edits=replace(e, **by_token, d=None if e.d is None else e.d[:, tokens]),
+        edits=cut(layer.edits, tokens),
         gate=None if layer.gate is None else layer.gate[:, tokens],
         value=layer.value[:, tokens],
         gamma=None if layer.gamma is None else layer.gamma[:, tokens],

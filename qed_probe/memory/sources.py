@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import factor, weights
+from qed_probe.memory.passes import over
 from qed_probe.memory.subject import Subject, bin_of, lag_bins
 from qed_probe.replays.inputs import LayerInputs
 from qed_probe.store import whole
@@ -159,16 +160,16 @@ class Sources:
         """``VARIABLES``: of each prompt's chosen read its parts, and shares of all prompts' reads together."""
         total = self.energy.sum(-1)
         columns = {
-            "share_role": _ratio(self.role.sum(3), total[..., None]),
-            "share_lag": _ratio(self.lag.sum(3), total[..., None]),
-            "share_initial": _ratio(self.initial.sum(3), total),
-            "cancellation": _ratio(self.size.sum(3), total),
+            "share_role": over(self.role.sum(3), total[..., None]),
+            "share_lag": over(self.lag.sum(3), total[..., None]),
+            "share_initial": over(self.initial.sum(3), total),
+            "cancellation": over(self.size.sum(3), total),
             "reads": (self.energy > 0).sum(-1),
-            "layer_share_role": _ratio(self.role.sum((2, 3)), total.sum(2)[..., None]),
-            "layer_share_lag": _ratio(self.lag.sum((2, 3)), total.sum(2)[..., None]),
+            "layer_share_role": over(self.role.sum((2, 3)), total.sum(2)[..., None]),
+            "layer_share_lag": over(self.lag.sum((2, 3)), total.sum(2)[..., None]),
             "parts_role": self.role,
             "read_energy": self.energy,
-            "share_token": _ratio(self.token, self.energy[..., :1]),
+            "share_token": over(self.token, self.energy[..., :1]),
         }
         columns |= {} if self.map is None else {"share_map": self.map}
         known = slice(self.token.shape[-1])
@@ -178,13 +179,6 @@ class Sources:
             coords["source_text"] = ("source", np.array(self.subject.texts[known]))
         attrs = {"block_tokens": self.side, "first_prompt_tokens": self.subject.lengths[0]}
         return whole.table(VARIABLES, columns, coords, attrs)
-
-
-def _ratio(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """NaN where y is 0."""
-    found: NDArray[np.float64] = np.full(np.broadcast_shapes(x.shape, y.shape), np.nan)
-    np.divide(x, y, out=found, where=y > 0)
-    return found
 
 
 def _check(layer: LayerInputs, token: int, read: Tensor) -> None:

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import Edits, Factors, factor, weights
+from qed_probe.memory.passes import after_edits, without_direction
 from qed_probe.memory.subject import bin_of, lag_bins
 from qed_probe.replays.inputs import LayerInputs
-from qed_probe.replays.layer import _passes
+from qed_probe.replays.layer import passes
 
 CONVENTIONS = ("own reads", "base reads")
 PARTS = ("immediate", "lasting", "interaction")
@@ -65,9 +66,7 @@ def without(layer: LayerInputs) -> LayerInputs:
     e = layer.edits
     if layer.mixer.direction is None or layer.lam is None:
         raise InputError(f"mixer {layer.mixer.name}: expected one that adds a direction, found none")
-    a = e.a.clone()
-    a[..., e.main, :] = e.base
-    return replace(layer, edits=replace(e, a=a), lam=torch.zeros_like(layer.lam))
+    return replace(layer, edits=without_direction(e), lam=torch.zeros_like(layer.lam))
 
 
 class Trajectories:
@@ -96,12 +95,8 @@ def _read(layer: LayerInputs) -> tuple[Tensor, Tensor]:
     """What q and d read, y and S̄ᵀd, at every token of the pack, ``[T, H, V]``."""
     e, d = layer.edits, _given(layer.edits.d)
     y, reads = (torch.empty_like(e.u[0, ..., 0, :]) for _ in range(2))
-    for span, part, read in _passes(layer, d[..., None, :]):
-        found = read.probes[0, ..., 0, :]
-        for m in range(e.main):
-            overlap = torch.linalg.vecdot(d[0, span], part.k[0, ..., m, :])
-            found = torch.addcmul(found, overlap[..., None], read.residual[0, ..., m, :])
-        y[span], reads[span] = read.y[0], found
+    for span, part, read in passes(layer, d[..., None, :]):
+        y[span], reads[span] = read.y[0], after_edits(read, part, d[0, span, :, None], e.main)[..., 0, :]
     return y, reads
 
 

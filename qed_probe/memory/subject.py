@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qed_probe.kernels import Mixer
 from qed_probe.replays.inputs import LayerInputs
+from qed_probe.store.schema import Variable
 
 PLAIN = "text"
 """The role of a token where the task knows none."""
@@ -76,6 +77,11 @@ def subject_of(
 def _predicts_answer(roles: NDArray[np.str_]) -> int:
     answer = np.flatnonzero(roles == "answer")
     return int(answer[0]) - 1 if len(answer) and answer[0] else len(roles) - 1
+
+
+def row(name: str, dims: tuple[str, ...], long_name: str, formula: str = "", units: str = "1") -> Variable:
+    """One variable of a table, whole numbers if it is a count."""
+    return Variable(name, dims, "int64" if units == "count" else "float64", units, long_name, formula)
 
 
 def lag_bins(longest: int) -> NDArray[np.int64]:

@@ -9,7 +9,6 @@ from torch import Tensor
 from qed_probe.kernels import Edits, recurrence
 from qed_probe.kernels.erase import dot, norm
 from qed_probe.memory.passes import in_double
-from qed_probe.replays.inputs import LayerInputs
 
 STARTS, LONGEST = 32, 512
 """Tokens whose transitions are followed, in all, and how far."""
@@ -29,11 +28,6 @@ def spread(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
 def windows(ahead: int) -> list[int]:
     """Windows of 1, 2, 4 … tokens, of at most ``ahead`` and LONGEST."""
     return [1 << i for i in range(min(ahead, LONGEST).bit_length())]
-
-
-def written(layer: LayerInputs) -> int:
-    """The edit that writes what the token has to say: the main one, but of RWKV-7, whose main edit only erases, the last."""
-    return layer.edits.k.shape[-2] - 1 if layer.mixer.gate == "in-context" else layer.edits.main
 
 
 def transitions(e: Edits, tokens: list[int], ahead: list[int], written: int) -> list[Tensor]:

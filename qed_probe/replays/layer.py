@@ -130,7 +130,7 @@ def _one_step(
     found = directions.new_empty(len(rows) + len(some), len(QUANTITIES), T, H, dtype=torch.float32)
     scales, y = directions.new_empty(len(some), T, H), layer.edits.u.new_empty(T, H, V)
     gate = _gate(layer, chosen.replaced)
-    for span, e, read in _passes(layer, _probes(layer, chosen.replaced, directions)):
+    for span, e, read in passes(layer, _probes(layer, chosen.replaced, directions)):
         step = _step(e, read, gate[:, span], directions[:, span], chosen.replaced, turned)
         y[span] = read.y[0]
         sizes = _norm(directions[:, span]) if match == "norm" else _norm(step.reads)
@@ -145,7 +145,7 @@ def _trajectory(layer: LayerInputs, chosen: Counterfactuals, name: str, directio
     """Measures ``[Q, T, H]`` of the memory replayed with this direction ``[T, H, K]``, against the actual y."""
     other, gate = with_direction(layer, chosen, name, direction[None]), _gate(layer, chosen.replaced)
     found = direction.new_empty(len(QUANTITIES), *direction.shape[:2], dtype=torch.float32)
-    for span, e, read in _passes(other, _probes(other, chosen.replaced, direction[None])):
+    for span, e, read in passes(other, _probes(other, chosen.replaced, direction[None])):
         step = _step(e, read, gate[:, span], direction[None, span], chosen.replaced, [False])
         found[:, span] = _measure(gate[:, span], step, y[span])[0]
     return found
@@ -159,21 +159,22 @@ def _probes(layer: LayerInputs, replaced: Replaced, directions: Tensor) -> Tenso
     return torch.cat([probes, layer.edits.a[..., layer.edits.main, None, :]], -2)
 
 
-def _passes(layer: LayerInputs, probes: Tensor) -> Iterator[tuple[slice, Edits, Read]]:
+def passes(layer: LayerInputs, probes: Tensor) -> Iterator[tuple[slice, Edits, Read]]:
     """One pass of the recurrence, segment after segment: the tokens, their edits and what the memory gave back."""
     ready, state = layer.edits, layer.initial_state
     if state is None:
         state = ready.u.new_zeros(len(layer.ends) - 1, *ready.q.shape[2:], ready.u.shape[-1])
     state = state.clone()
     for span in segments(layer.ends):
-        e, mine = _cut(ready, span.tokens), span.sequences
+        e, mine = cut(ready, span.tokens), span.sequences
         seen, before = probes[:, span.tokens], state[mine]
         read = recurrence(e.q, e.g, e.k, e.a, e.u, probes=seen, initial_state=before, cu_seqlens=span.cu_seqlens)
         state[mine] = read.final_state
         yield span.tokens, e, read
 
 
-def _cut(e: Edits, at: slice) -> Edits:
+def cut(e: Edits, at: slice | Tensor) -> Edits:
+    """The edits of some tokens."""
     d = None if e.d is None else e.d[:, at]
     return replace(e, q=e.q[:, at], g=e.g[:, at], k=e.k[:, at], a=e.a[:, at], u=e.u[:, at], base=e.base[:, at], d=d)
 

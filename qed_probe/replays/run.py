@@ -1,7 +1,6 @@
 """Replay every erase direction: of a checkpoint as it runs over prompts, or of traces that kept their inputs."""
 
 import itertools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,31 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from numpy.typing import NDArray
 
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import MIXERS, Choice
 from qed_probe.models import opening
-from qed_probe.models.capture import Captured
-from qed_probe.models.device import enough_memory
 from qed_probe.replays.directions import Replaced, counterfactuals, what_is_replaced
-from qed_probe.replays.inputs import LayerInputs, captured_inputs
+from qed_probe.replays.inputs import LayerInputs
 from qed_probe.replays.layer import REGIMES, Match, matches, replay_layer
-from qed_probe.replays.stored import chosen_layers, complete_prompts, stored_prompts
+from qed_probe.replays.live import kept, run_model
+from qed_probe.replays.stored import chosen_layers, complete_prompts, inputs_of, stored_packs
 from qed_probe.replays.tally import Tally
 from qed_probe.store import reader
 from qed_probe.store.replays import CELL, VARIABLES, make_replays
 from qed_probe.store.schema import ran
 from qed_probe.tasks.prompts import LazyPrompts, Prompt
-from qed_probe.tracing.passes import forward
-from qed_probe.tracing.plan import PACK, make_plan, packs
+from qed_probe.tracing.plan import make_plan
 from qed_probe.tracing.run import Progress
 
 Array = NDArray[Any]
-KEPT = ("mixer", "checkpoint", "checkpoint_digest", "dtype", "strength", "direction", "at", "mode", "lambda_max", "gate_max")
-"""Attributes of a trace that its replays have too."""
 
 
 @dataclass
@@ -130,26 +124,12 @@ def replay(
     chosen = LazyPrompts(len(longer), lambda index: prompts[longer[index]])
     how: dict[str, Any] = {"layers": layers, "device": device, "dtype": dtype, "strength": strength, "backend": backend}
     plan = make_plan(checkpoint, chosen, vectors="none", seed=seed, **how)
-    layout, done, total = plan.layout, 0, len(plan.layout.layers) * plan.layout.sizes["token"]
     with ExitStack() as stack:
-        run.tallies = {layer: stack.enter_context(Tally()) for layer in layout.layers}
-        for pack in plan.packs:
-
-            def sink(captured: Captured, _: int, numbers: range = range(pack.start, pack.stop)) -> None:
-                nonlocal done
-                run.add(captured_inputs(captured, numbers))
-                done += captured.output.shape[1]
-                if progress is not None:
-                    progress(done, total)
-
-            ids = np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])
-            with enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"), torch.inference_mode():
-                forward(plan, pack, torch.from_numpy(ids).to(plan.model.device), sink)
-        for layer in layout.layers:
+        run.tallies = {layer: stack.enter_context(Tally()) for layer in plan.layout.layers}
+        attrs = run_model(plan, run.add, progress)
+        for layer in plan.layout.layers:
             run.close(layer)
-    attrs = {name: x for name, x in {**layout.attrs, **layout.provenance}.items() if name in KEPT}
-    counts = {"prompts": len(longer), "prompts_of_one_token": len(prompts) - len(longer), "tokens_incomplete": 0}
-    return run.dataset(attrs | counts | {"tokens": layout.sizes["token"], "source": "model"})
+    return run.dataset(attrs | {"prompts": len(longer), "prompts_of_one_token": len(prompts) - len(longer)})
 
 
 def replay_store(
@@ -170,23 +150,19 @@ def replay_store(
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
     trace = reader.open(*paths)
     run = _start(str(trace.attrs["mixer"]), replaced, match, draws, seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
-        inputs = reader.open_inputs(*paths)
-    bounds = trace["cu_seqlens"].values
+    inputs = inputs_of(paths)
     chosen, left = _longer_prompts(trace)
     wanted = chosen_layers(trace["layer"].values.tolist(), layers)
-    lengths, done = np.diff(bounds)[chosen], 0
+    done, tokens = 0, int(np.diff(trace["cu_seqlens"].values)[chosen].sum())
     for layer in wanted:
         with Tally() as run.tallies[layer]:
-            for pack in packs(lengths.tolist(), PACK):
-                run.add(stored_prompts(inputs, trace["lambda"], layer, chosen[pack], range(pack.start, pack.stop)))
-                done += int(lengths[pack].sum())
+            for given in stored_packs(trace, inputs, layer, chosen):
+                run.add(given)
+                done += given.ends[-1]
                 if progress is not None:
-                    progress(done, len(wanted) * int(lengths.sum()))
+                    progress(done, len(wanted) * tokens)
             run.close(layer)
-    attrs: dict[str, object] = {name: trace.attrs[name] for name in KEPT if name in trace.attrs}
-    return run.dataset(attrs | left | {"prompts": len(chosen), "tokens": int(lengths.sum()), "source": "store"})
+    return run.dataset(kept(trace.attrs) | left | {"prompts": len(chosen), "tokens": tokens, "source": "store"})
 
 
 def _start(mixer: str, replaced: Replaced | None, match: Match, draws: int, seed: int) -> _Run:

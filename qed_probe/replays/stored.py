@@ -1,6 +1,8 @@
 """Which prompts and layers of traces can be looked into offline, and what the layers fed their memories there."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,15 @@ from numpy.typing import NDArray
 
 from qed_probe.errors import InputError, StoreError
 from qed_probe.replays.inputs import LayerInputs, stored_inputs
+from qed_probe.store import reader
+from qed_probe.tracing.plan import PACK, packs
+
+
+def inputs_of(paths: Sequence[str | Path]) -> xr.Dataset:
+    """``open_inputs`` of traces that ``open`` has warned of already, where they are not complete."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", reader.IncompleteStoreWarning)
+        return reader.open_inputs(*paths)
 
 
 def complete_prompts(trace: xr.Dataset) -> NDArray[np.int64]:
@@ -28,6 +39,12 @@ def chosen_layers(there: Sequence[int], asked: Sequence[int] | None) -> list[int
     if unknown or (asked is not None and not asked):
         raise InputError(f"layers: expected some of {list(there)}, found {unknown or 'none'}")
     return list(there) if asked is None else sorted(set(asked))
+
+
+def stored_packs(trace: xr.Dataset, inputs: xr.Dataset, layer: int, prompts: NDArray[np.int64]) -> Iterator[LayerInputs]:
+    """One layer's inputs of these prompts, which are numbered anew, pack after pack."""
+    for pack in packs(np.diff(trace["cu_seqlens"].values)[prompts].tolist(), PACK):
+        yield stored_prompts(inputs, trace["lambda"], layer, prompts[pack], range(pack.start, pack.stop))
 
 
 def stored_prompts(

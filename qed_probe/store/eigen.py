@@ -1,8 +1,7 @@
 """What was counted of a run's erase factors, or of a part of its prompts, as one small zarr store."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 
@@ -84,7 +83,7 @@ def save_eigen(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) -> 
     ``overwrite``: something that is no store of eigenvalues), if another process writes there, or if the disk does not allow it.
     """
     check_eigen(ds)
-    ds = _retyped(ds, "U", object)
+    ds = whole.retyped(ds, "U", object)
     whole.put(path, lambda aside: whole.write_group(ds, aside), schema=schema.EIGEN, overwrite=overwrite)
 
 
@@ -92,16 +91,4 @@ def open_eigen(path: str | Path) -> xr.Dataset:
     """Load a tally; raises StoreError for anything else, for a damaged store and for one of a newer qed-probe."""
     ds = whole.load(Path(path), schema=schema.EIGEN, version=VERSION)
     check_eigen(ds, path)
-    return _retyped(ds, "OT", str)  # numpy's own text, which every xarray can select by
-
-
-def _retyped(ds: xr.Dataset, kinds: str, dtype: type) -> xr.Dataset:
-    """The same with texts of these kinds as another."""
-    texts: dict[Hashable, Any] = {
-        name: (x.dims, x.values.astype(object).astype(dtype), x.attrs)
-        for name, x in ds.variables.items()
-        if x.dtype.kind in kinds
-    }
-    return ds.assign_coords({name: x for name, x in texts.items() if name in ds.coords}).assign(
-        {name: x for name, x in texts.items() if name not in ds.coords}
-    )
+    return whole.retyped(ds, "OT", str)

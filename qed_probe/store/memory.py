@@ -42,8 +42,7 @@ def save_memory(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) ->
     ``overwrite``: something that is no such store), if another process writes there, or if the disk does not allow it.
     """
     check_memory(ds)
-    text = {name: x.values.astype(object) for name, x in ds.coords.items() if x.dtype.kind == "U"}
-    ds = ds.assign_coords({name: (ds[name].dims, x) for name, x in text.items()})
+    ds = whole.retyped(ds, "U", object)
     whole.put(path, lambda aside: whole.write_group(ds, aside), schema=schema.MEMORY, overwrite=overwrite)
 
 
@@ -51,5 +50,4 @@ def open_memory(path: str | Path) -> xr.Dataset:
     """Load such a store; raises StoreError for anything else, for a damaged store and for one of a newer qed-probe."""
     ds = whole.load(Path(path), schema=schema.MEMORY, version=VERSION)
     check_memory(ds, path)
-    text = {name: x.values.astype(object).astype(str) for name, x in ds.coords.items() if x.dtype.kind in "OT"}
-    return ds.assign_coords({name: (ds[name].dims, x) for name, x in text.items()})
+    return whole.retyped(ds, "OT", str)

@@ -12,8 +12,8 @@ from qed_probe.store.schema import Variable
 VERSION = 1
 CELL = ("what", "way", "layer", "head", "pair")
 ERASE = ("way", "erase", "layer", "head")
-LABELS = ("what", "way", "erase")
 
+_E = "e of the main edit with the own or a patched d, from the first token that differs on"
 _SCORE = "ln p(clean answer) − ln p(corrupted answer)"
 VARIABLES = {
     row.name: row
@@ -22,22 +22,8 @@ VARIABLES = {
         Variable("clean", ("pair",), "float64", "nat", f"{_SCORE} of the clean run"),
         Variable("corrupted", ("pair",), "float64", "nat", f"{_SCORE} of the corrupted run"),
         Variable("depth", ("pair",), "float64", "1", "share of the noise before the needle"),
-        Variable(
-            "eigenvalue_min",
-            ERASE,
-            "float64",
-            "1",
-            "smallest e of the main edit with the own or a patched d, from the first token that differs on",
-            "e = 1 − aᵀk",
-        ),
-        Variable(
-            "eigenvalue_max",
-            ERASE,
-            "float64",
-            "1",
-            "largest e of the main edit with the own or a patched d, from the first token that differs on",
-            "e = 1 − aᵀk",
-        ),
+        Variable("eigenvalue_min", ERASE, "float64", "1", f"smallest {_E}", "e = 1 − aᵀk"),
+        Variable("eigenvalue_max", ERASE, "float64", "1", f"largest {_E}", "e = 1 − aᵀk"),
     )
 }
 ALWAYS = ("patched", "clean", "corrupted", "depth")
@@ -64,7 +50,7 @@ def save_patches(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) -
     ``overwrite``: something that is no store of patches), if another process writes there, or if the disk does not allow it.
     """
     check_patches(ds)
-    ds = ds.assign_coords({name: ds[name].values.astype(object) for name in LABELS if name in ds.coords})
+    ds = whole.retyped(ds, "U", object)
     whole.put(path, lambda aside: whole.write_group(ds, aside), schema=schema.PATCHES, overwrite=overwrite)
 
 
@@ -72,4 +58,4 @@ def open_patches(path: str | Path) -> xr.Dataset:
     """Load a store of patches; raises StoreError for anything else, for a damaged store and for one of a newer qed-probe."""
     ds = whole.load(Path(path), schema=schema.PATCHES, version=VERSION)
     check_patches(ds, path)
-    return ds.assign_coords({name: ds[name].values.astype(object).astype(str) for name in LABELS if name in ds.coords})
+    return whole.retyped(ds, "OT", str)

@@ -87,7 +87,7 @@ def save_replays(ds: xr.Dataset, path: str | Path, *, overwrite: bool = False) -
     ``overwrite``: something that is no store of replays), if another process writes there, or if the disk does not allow it.
     """
     check_replays(ds)
-    ds = ds.assign_coords({name: ds[name].values.astype(object) for name in PLACE})
+    ds = whole.retyped(ds, "U", object)
     whole.put(path, lambda aside: whole.write_group(ds, aside), schema=schema.REPLAYS, overwrite=overwrite)
 
 
@@ -95,5 +95,4 @@ def open_replays(path: str | Path) -> xr.Dataset:
     """Load a store of replays; raises StoreError for anything else, for a damaged store and for one of a newer qed-probe."""
     ds = whole.load(Path(path), schema=schema.REPLAYS, version=VERSION)
     check_replays(ds, path)
-    # Text of variable width becomes numpy's own, which every xarray can select by.
-    return ds.assign_coords({name: ds[name].values.astype(object).astype(str) for name in PLACE})
+    return whole.retyped(ds, "OT", str)

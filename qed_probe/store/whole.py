@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,18 @@ def write_group(ds: xr.Dataset, root: Path) -> None:
         warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
         encoding = {name: {"chunks": x.shape} for name, x in ds.variables.items() if x.shape}
         ds.to_zarr(root, mode="w-", zarr_format=3, consolidated=True, encoding=encoding)
+
+
+def retyped(ds: xr.Dataset, kinds: str, dtype: type) -> xr.Dataset:
+    """The same with texts of these kinds as another: "U" as object to be written, "OT" as str to be selected by."""
+    texts: dict[Hashable, Any] = {
+        name: (x.dims, x.values.astype(object).astype(dtype), x.attrs)
+        for name, x in ds.variables.items()
+        if x.dtype.kind in kinds
+    }
+    return ds.assign_coords({name: x for name, x in texts.items() if name in ds.coords}).assign(
+        {name: x for name, x in texts.items() if name not in ds.coords}
+    )
 
 
 def load(path: Path, *, schema: str, version: int) -> xr.Dataset:
