@@ -294,7 +294,7 @@ def drawable(ds: xr.Dataset) -> xr.Dataset:
     labelled = ds.assign_coords(layer=np.arange(len(layers)), head=np.arange(ds.sizes["head"])).assign(
         nonfinite=("layer", layers)
     )
-    return labelled.assign_attrs(mixer="qed", prompts=3)
+    return labelled.assign_attrs(mixer="qed", prompts=3, subject="Mixer qed")
 
 
 def test_the_figure_shows_the_numbers() -> None:

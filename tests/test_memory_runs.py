@@ -12,6 +12,7 @@ import qed_probe as qp
 from qed_probe import cli, figures
 from qed_probe.analyses.source_strip import farthest_head, source_strip
 from qed_probe.errors import InputError, StoreError
+from tests.drawn import texts
 from tests.test_tracing import make_checkpoint
 
 Capture = pytest.CaptureFixture[str]
@@ -161,6 +162,12 @@ def test_every_part_has_its_table_and_its_figure(
     names = {path.stem for path in Path("figures").glob("*.png")}
     assert {"sources", "sources-map", "growth", "recall", "capacity"} <= names
     assert ("effects" in names) == (mixer == "qed")
+
+
+def test_every_figure_says_what_was_changed_in_the_model() -> None:
+    ds = qp.inspect_memory(None, qp.text_prompts(["one and another"], qp.ByteTokenizer()), strength=0.5)
+    for draw in (figures.draw_sources, figures.draw_effects, figures.draw_growth, figures.draw_recall, figures.draw_capacity):
+        assert "Mixer qed, strength 0.5" in texts(draw(ds))
 
 
 def test_a_table_of_nothing_that_can_be_drawn_is_refused(tmp_path: Path) -> None:

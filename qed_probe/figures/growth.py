@@ -180,6 +180,4 @@ def about(ds: xr.Dataset) -> str:
     empty = [str(layer) for layer in ds["layer"].values[ds["nonfinite"].values >= ds.attrs["prompts"]]]
     left += [f"so all of layer{'s' * (len(empty) > 1)} {', '.join(empty)}"] * bool(empty)
     prompts = f"{ds.attrs['prompts']:,} prompt{'s' * (ds.attrs['prompts'] != 1)}"
-    return (
-        f"Mixer {ds.attrs['mixer']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' + ', '.join(left) if left else ''}."
-    )
+    return f"{ds.attrs['subject']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' + ', '.join(left) if left else ''}."

@@ -103,5 +103,5 @@ def _note(ds: xr.Dataset) -> list[str]:
     incomplete, nonfinite = ds.attrs["tokens_incomplete"], int(ds["nonfinite"].max())
     left = [f"{incomplete:,} tokens of incomplete prompts"] * bool(incomplete)
     left += [f"up to {nonfinite:,} prompts a layer whose inputs are not finite"] * bool(nonfinite)
-    about = f"Mixer {ds.attrs['mixer']}, {ds.attrs['tokens']:,} tokens." + f" Left out: {'; '.join(left)}." * bool(left)
+    about = f"{ds.attrs['subject']}, {ds.attrs['tokens']:,} tokens." + f" Left out: {'; '.join(left)}." * bool(left)
     return [*lines, *([f"{zero:,} token-heads write 0."] * bool(zero)), about]
