@@ -63,7 +63,10 @@ def memory(
     from qed_probe.store import whole
     from qed_probe.store.schema import MEMORY
 
-    how: dict[str, Any] = {"only": None if only is None else only.split(","), "layers": integers("--layers", layers)}
+    how: dict[str, Any] = {
+        "only": None if only is None else [part.strip() for part in only.split(",")],
+        "layers": integers("--layers", layers),
+    }
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     run = {"device": (device, "cpu"), "dtype": (dtype, "float32"), "strength": (strength, 1.0)}
     whole.check_free(output, schema=MEMORY, overwrite=overwrite)
@@ -122,7 +125,7 @@ def _show_sources(ds: "xr.Dataset") -> None:
             shares, lags = (one[f"{'' if heads else 'layer_'}share_{name}"] for name in ("role", "lag"))
             near = float(lags.sel(lag=slice(0, NEAR - 1)).sum(skipna=False))
             cells = [*(float(x) for x in shares), near]
-            rows.append([str(probe), f"{layer}:{head}" if heads else str(layer), *(_number(100 * x, ".1f") for x in cells)])
+            rows.append([str(probe), f"{layer}:{head}" if heads else str(layer), *(_number(100 * x, "z.1f") for x in cells)])
     screen.table(
         "what the reads that predict the answers, or are the last, are made of: Σ⟨c, r⟩/Σ‖r‖² in %, by the writing token's role",
         ["read by", "layer:head" if heads else "layer", *roles, f"last {NEAR} tokens"],
@@ -136,7 +139,7 @@ def _show_effects(ds: "xr.Dataset") -> None:
     for layer in ds["layer"].values:
         for head in ds["head"].values if ds.sizes["layer"] * ds.sizes["head"] <= HEADS else []:
             one = ds.sel(layer=layer, head=head, effect_role="all")
-            shares = [_number(100 * float(one["effect_share"].sel(effect_part=part)), ".1f") for part in PARTS]
+            shares = [_number(100 * float(one["effect_share"].sel(effect_part=part)), "z.1f") for part in PARTS]
             size = _number(float(one["effect_median"].sel(effect_part="total")), ".2g")
             rows.append([f"{layer}:{head}", *shares, size])
     if rows:
@@ -168,7 +171,7 @@ def _show_recall(ds: "xr.Dataset") -> None:
     for layer in ds["layer"].values[:: _step(ds)]:
         for lag in ds["recall_lag"].values[::3]:
             one = ds.sel(layer=layer, recall_keys="kept", recall_lag=lag)
-            cells = [_number(float(one[f"layer_recall_{name}"]), ".3f") for name in ("gain", "null", "own")]
+            cells = [_number(float(one[f"layer_recall_{name}"]), "z.3f") for name in ("gain", "null", "own")]
             rows.append([str(layer), str(lag), *cells, f"{int(one['layer_recall_n']):,}"])
     title = "strict recall, Σ⟨S_{t+Δ}ᵀk_t, v⟩/Σ‖v‖², of keys that nothing has rewritten since; null: of another token's value"
     screen.table(title, ["layer", "Δ", "gain", "null", "own write", "n"], rows)
