@@ -122,6 +122,9 @@ def test_what_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
     for tokens, found in (([3, 400], 400), ([], "none")):
         with pytest.raises(InputError, match=f"tokens: expected some from 0 to 399, found {found}"):
             qp.read_weights(run, 0, tokens=tokens)
+    qp.trace(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), tmp_path / "text.zarr", save_inputs=True)
+    with pytest.raises(InputError, match="prompt: expected a complete one of 1, counted from 0, found 1"):
+        qp.read_weights(tmp_path / "text.zarr", 0, 1)
     qp.trace(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), tmp_path / "bare.zarr")
     with pytest.raises(StoreError, match="expected group inputs, found none"):
         qp.inspect_memory_store(tmp_path / "bare.zarr")

@@ -172,7 +172,7 @@ def read_weights(
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
     trace, inputs = reader.open(*paths), reader.open_inputs(*paths)
     if prompt not in complete_prompts(trace):
-        raise InputError(f"prompt: expected a complete one of {trace.sizes['prompt']}, counted from 0, found {prompt}")
+        raise InputError(f"prompt: expected a complete one of {trace.sizes['boundary'] - 1}, counted from 0, found {prompt}")
     (layer,) = chosen_layers(trace["layer"].values.tolist(), [layer])
     given = stored_prompts(inputs, trace["lambda"], layer, np.array([prompt]), (0,))
     at = range(given.ends[-1]) if tokens is None else tokens
