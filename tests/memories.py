@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from qed_probe.kernels import MIXERS, Edits
 from qed_probe.memory.subject import Subject, subject_of
 from qed_probe.replays import LayerInputs
+from qed_probe.store.schema import ran
 from tests.replayed import make_layer
 
 Array = NDArray[np.float64]
@@ -79,7 +80,8 @@ def states(layer: LayerInputs, h: int, *, base: bool = False) -> Iterator[tuple[
 def labelled(ds: xr.Dataset, **attrs: object) -> xr.Dataset:
     """A part's table as ``inspect_memory`` returns it."""
     about = {"mixer": "qed", "prompts": 3, "tokens": 100, "tokens_incomplete": 0}
-    return ds.assign(nonfinite=("layer", np.zeros(ds.sizes["layer"], np.int64))).assign_attrs(about | attrs)
+    about |= attrs
+    return ds.assign(nonfinite=("layer", np.zeros(ds.sizes["layer"], np.int64))).assign_attrs(about, subject=ran(about))
 
 
 DELTA = [name for name in MIXERS if name != "comba"]

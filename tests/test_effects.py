@@ -274,6 +274,9 @@ def test_a_prompt_of_one_token_and_a_layer_without_any_are_said() -> None:
     empty = Effects(about()).table()
     assert (empty["effect_n"] == 0).all()
     assert empty["effect_median"].isnull().all()
+    said = texts(draw_effects(labelled(empty)))
+    assert said.splitlines().count("no tokens") == 4 + len(empty["effect_role"])  # of lags, bars and sizes, and of roles
+    assert "no effect\n" not in said
 
 
 def test_without_is_the_layer_of_the_base() -> None:

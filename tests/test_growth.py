@@ -348,3 +348,19 @@ def test_the_figure_says_what_is_not_there() -> None:
     assert "λ = 0: with and without λd is the same." in texts(draw_growth(silent)).replace("\n", " ")
     lost = draw_growth(labelled(grown(still)).assign(nonfinite=("layer", [2])))
     assert "left out: up to 2 prompts a layer whose inputs are not finite" in texts(lost).replace("\n", " ")
+
+
+def test_a_layer_without_a_finite_prompt_is_said_and_no_lambda_of_0() -> None:
+    layer = make_layer("qed", (0, 30))
+    part = Growth(subject_for(layer, replace(layer, index=1)))
+    part.add(layer)
+    half = labelled(part.table(), prompts=1).assign(nonfinite=("layer", [0, 1]))
+    said = texts(draw_growth(half))
+    assert said.splitlines().count("no tokens") == 1
+    assert "up to 1 prompts a layer whose inputs are not finite, so all of layer 1" in said.replace("\n", " ")
+    none = labelled(Growth(subject_for(layer)).table(), prompts=1).assign(nonfinite=("layer", [1]))
+    said = texts(draw_growth(none)).replace("\n", " ")
+    assert "M: the main edit of one token; there is none." in said
+    assert "nan" not in said
+    assert "λ = 0" not in said
+    assert "no states" in said

@@ -335,7 +335,7 @@ def test_a_layer_without_finite_inputs_is_said() -> None:
     subject = subject_of(layer.mixer, (0, 1), 2, [(12, None)])
     part = Recall(subject)
     part.add(layer)
-    attrs: dict[str, object] = {"mixer": "gdn", "prompts": 1, "tokens": 12, "tokens_incomplete": 0}
+    attrs: dict[str, object] = {"mixer": "gdn", "subject": "Mixer gdn", "prompts": 1, "tokens": 12, "tokens_incomplete": 0}
     ds = make_memory([part.table()], (0, 1), 2, np.array([0, 1]), attrs)
     assert (ds["recall_n"].sel(layer=1) == 0).all()
     assert ds["write_half_life"].sel(layer=1).isnull().all()

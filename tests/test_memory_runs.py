@@ -12,8 +12,9 @@ from matplotlib.patches import Rectangle
 
 import qed_probe as qp
 from qed_probe import cli, figures
+from qed_probe.analyses.source_strip import farthest_head, source_strip
 from qed_probe.errors import InputError, StoreError
-from qed_probe.memory.strips import farthest_head, source_strip
+from tests.drawn import texts
 from tests.test_tracing import make_checkpoint
 
 Capture = pytest.CaptureFixture[str]
@@ -47,6 +48,9 @@ def test_the_command_says_it_and_plot_draws_it(
     assert said[2].split()[:5][1:] == ["0:0", *said[2].split()[2:5]]
     assert said[2].split()[4] == f"{100 * float(cell):.1f}"
     assert qp.open_memory("memory.zarr").attrs["created_by"].startswith("qed-probe memory")
+    assert call(monkeypatch, "info", "memory.zarr") == 0
+    facts = {tuple(line.split(maxsplit=1)) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert {("heads", "2 layers of 3"), ("mixer", "qed"), ("parts", "sources"), ("prompts", "2")} <= facts
     names = {path.stem for path in qp.plot("memory.zarr", "figures", formats=["png"])}
     assert names == {"sources", "sources-map", "sources-query", "sources-direction"}
     assert call(monkeypatch, "plot", "memory.zarr", "memory.zarr") == 2
@@ -64,6 +68,19 @@ def test_texts_without_roles_and_of_one_token(tmp_path: Path, monkeypatch: pytes
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:8]]
     assert [row[:3] for row in rows] == [["query", f"{layer}:{head}", "100.0"] for layer in (0, 1) for head in (0, 1, 2)]
     assert call(monkeypatch, "plot", "memory.zarr", "-o", "figures") == 0
+
+
+def test_what_there_is_none_of_is_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """A first token reads nothing by its direction, changes nothing and has no other token beside it."""
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "memory", "--text", "a", "--only", "sources, effects,recall") == 0
+    said = capsys.readouterr().out
+    assert "nan" not in said
+    assert "-0.0 " not in said
+    assert ["direction", "0:0", "–", "–"] in [line.split() for line in said.splitlines()]
+    assert call(monkeypatch, "plot", "memory.zarr", "-o", "figures") == 0
+    strip = source_strip(qp.open_memory("memory.zarr"), "direction")
+    assert strip.attrs["where"] == "layer 0, head 0, at the last token, which reads nothing"
 
 
 def test_a_store_comes_back_and_is_never_overwritten_by_accident(table: xr.Dataset, tmp_path: Path) -> None:
@@ -103,8 +120,12 @@ def test_what_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
         qp.read_weights(run, 7)
     with pytest.raises(InputError, match="prompt: expected a complete one of 2, counted from 0, found 2"):
         qp.read_weights(run, 0, 2)
-    with pytest.raises(InputError, match="tokens: expected some from 0 to 399, found 400"):
-        qp.read_weights(run, 0, tokens=[3, 400])
+    for tokens, found in (([3, 400], 400), ([], "none")):
+        with pytest.raises(InputError, match=f"tokens: expected some from 0 to 399, found {found}"):
+            qp.read_weights(run, 0, tokens=tokens)
+    qp.trace(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), tmp_path / "text.zarr", save_inputs=True)
+    with pytest.raises(InputError, match="prompt: expected a complete one of 1, counted from 0, found 1"):
+        qp.read_weights(tmp_path / "text.zarr", 0, 1)
     qp.trace(None, qp.text_prompts(["abc"], qp.ByteTokenizer()), tmp_path / "bare.zarr")
     with pytest.raises(StoreError, match="expected group inputs, found none"):
         qp.inspect_memory_store(tmp_path / "bare.zarr")
@@ -153,6 +174,12 @@ def test_every_part_has_its_table_and_its_figure(
     names = {path.name for path in qp.plot("memory.zarr", "figures")}
     assert {"sources", "sources-map", "growth", "recall", "capacity"} <= names
     assert ("effects" in names) == (mixer == "qed")
+
+
+def test_every_figure_says_what_was_changed_in_the_model() -> None:
+    ds = qp.inspect_memory(None, qp.text_prompts(["one and another"], qp.ByteTokenizer()), strength=0.5)
+    for draw in (figures.draw_sources, figures.draw_effects, figures.draw_growth, figures.draw_recall, figures.draw_capacity):
+        assert "Mixer qed, strength 0.5" in texts(draw(ds))
 
 
 def test_a_table_of_nothing_that_can_be_drawn_is_refused(tmp_path: Path) -> None:

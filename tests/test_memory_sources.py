@@ -11,6 +11,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import qed_probe as qp
+from qed_probe import figures
+from qed_probe.analyses.source_strip import farthest_head, source_strip
 from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import MIXERS, Tokens
 from qed_probe.memory import inspect_memory, inspect_memory_store
@@ -18,6 +20,7 @@ from qed_probe.memory.run import _Run
 from qed_probe.memory.sources import Probe, Sources, take_apart
 from qed_probe.memory.subject import bin_of, lag_bins, subject_of
 from qed_probe.replays.inputs import LayerInputs
+from tests.drawn import texts
 from tests.replayed import ENDS, layer_of, make_layer
 
 ROUNDING = 1e-5
@@ -128,8 +131,12 @@ def test_a_first_token_by_its_direction_reads_nothing() -> None:
 def test_sources_that_do_not_add_up_stop_the_run() -> None:
     layer = make_layer("qed")
     part = Sources(subject_of(MIXERS["qed"], (0,), 2, [(n, None) for n in np.diff(ENDS).tolist()]))
-    with pytest.raises(CheckFailed, match=r"layer 0, packed token 4: expected sources that add up"):
+    with pytest.raises(CheckFailed, match=r"sum over tokens within .*, found .* at layer 0, head \d, prompt 1, token 4$"):
         part.add(replace(layer, output=layer.output + 0.1))
+    output = layer.output.clone()
+    output[0, ENDS[1] + 13, 1] += 1
+    with pytest.raises(CheckFailed, match=r"at layer 0, head 1, prompt 2, token 13$"):
+        part.add(replace(layer, output=output))
 
 
 def test_what_cannot_be_taken_apart_is_refused() -> None:
@@ -173,3 +180,52 @@ def test_prompts_that_are_not_finite_are_left_out_and_counted() -> None:
     assert ds["nonfinite"].values.tolist() == [1]
     assert (ds["reads"].sel(probe="query") == 2).all()
     assert np.isfinite(ds["share_role"].sel(probe="query")).all()
+
+
+def with_prompts_left_out(spoilt: dict[int, tuple[int, ...]]) -> xr.Dataset:
+    """Of two layers, in which these tokens of the pack are not finite."""
+    subject = subject_of(MIXERS["qed"], (0, 1), 2, [(n, None) for n in np.diff(ENDS).tolist()], list("abcde"))
+    found = _Run(subject, ["sources"], [Sources(subject)])
+    for index in (0, 1):
+        layer = replace(make_layer("qed", seed=index), index=index)
+        layer.edits.u[0, spoilt.get(index, ())] = torch.nan
+        found.add(layer)
+    return found.dataset({"mixer": "qed", "prompts": 3, "tokens": 30, "tokens_incomplete": 0})
+
+
+def test_a_first_prompt_that_is_not_finite_is_neither_mapped_nor_called_empty() -> None:
+    """Its map is of a layer in which it is finite, whatever the other prompts read there, and says so if there is none."""
+    ds = with_prompts_left_out({0: (2,)})
+    ds["share_lag"] = ds["share_lag"].where(ds["layer"] == 0, -1)
+    assert farthest_head(ds)[0] == 1
+    assert np.isfinite(source_strip(ds)["value"]).all()
+    none = with_prompts_left_out({0: (2,), 1: (2,)})
+    figure = figures.draw_read_map(none, *farthest_head(none))
+    assert texts(figure).count("not finite") == 3  # both panels and the note
+    assert "the memory was empty" not in texts(figure)
+    assert source_strip(none).attrs["nonfinite"] == 5
+
+
+def test_a_layer_without_a_finite_prompt_is_no_layer_that_reads_nothing() -> None:
+    figure = figures.draw_sources(with_prompts_left_out({0: (2, 7, 20)}))
+    assert texts(figure).count("no finite prompt") == 4  # heads and probes
+    assert "nothing read" not in texts(figure)
+    assert "Left out: up to 3 prompts a layer" in texts(figure)
+
+
+def test_of_a_long_text_a_strip_has_room_for_some() -> None:
+    """The end of a text without roles, of which the last token reads."""
+    n = 4000
+    place = (np.zeros((1, 1, 1, n)), ("probe", "layer", "head", "source"))
+    ds = xr.Dataset(
+        {"share_token": (place[1], place[0]), "nonfinite": ("layer", [0]), "share_lag": ((*place[1][:3], "lag"), [[[[1.0]]]])},
+        {"probe": ["query"], "layer": [0], "head": [0], "lag": [16], "source_text": ("source", np.full(n, "a"))},
+        {"subject": "Mixer qed", "prompts": 1, "first_prompt_tokens": n},
+    ).assign_coords(source_role=("source", np.full(n, "text")))
+    strip = source_strip(ds)
+    assert strip.sizes["token"] == 3000
+    assert strip["skipped"].values.tolist() == [1000, *[0] * 2999]
+    assert strip.attrs["prompt_tokens"] == n
+    assert strip.attrs["where"] == "layer 0, head 0, at the last token"
+    before = source_strip(ds.assign_attrs(first_prompt_tokens=n + 1))
+    assert before.attrs["where"] == "layer 0, head 0, at the token that predicts the answer"

@@ -63,6 +63,7 @@ def test_replays_say_what_was_changed_in_the_model(runs: dict[str, tuple[Path, P
     for change, said in (
         ({"strength": 0.5, "at": [(0, 1)]}, "Mixer qed, strength 0.5 at 0:1"),
         ({"direction": "noproj"}, "Mixer qed-noproj (not the model's own)"),
+        ({"mode": "lasting", "at": [(0, 1)]}, "Mixer qed, mode lasting at 0:1"),
     ):
         ds = qp.trace(where, make_prompts(), path, save_inputs=True, overwrite=True, **change)
         found = qp.replay_store(path)

@@ -41,7 +41,7 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
         raise StoreError(f"expected a prompt with complete tokens, found none complete in prompt {prompt}")
     text = np.array(ds["token_text"].isel(token=complete).values.tolist())
     role = np.array(ds["role"].isel(token=complete).values.tolist()) if "role" in ds else np.full(len(text), "")
-    keep = _shown(text, role)
+    keep = shown(text, role)
     kept = complete[keep]
     part = ds[record].isel(layer=int(np.flatnonzero(layers == layer)[0]), token=kept).transpose("token", "head")
     value = (part.isel(head=head) if head is not None else part.mean("head", skipna=False)).values
@@ -63,7 +63,7 @@ def token_strip(ds: xr.Dataset, record: str, prompt: int = 0, layer: int | None 
     )
 
 
-def _shown(text: NDArray[np.str_], role: NDArray[np.str_]) -> NDArray[np.bool_]:
+def shown(text: NDArray[np.str_], role: NDArray[np.str_]) -> NDArray[np.bool_]:
     """Which tokens of a prompt a strip has room for."""
     sizes = np.char.str_len(text)
     keep = np.ones(len(text), dtype=np.bool_)

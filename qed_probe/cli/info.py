@@ -20,7 +20,7 @@ Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="
 def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     """Say what is in a store or a checkpoint."""
     from qed_probe.store import place
-    from qed_probe.store.schema import EIGEN, OUTCOMES, PATCHES
+    from qed_probe.store.schema import EIGEN, MEMORY, OUTCOMES, PATCHES, REPLAYS
 
     where = path if path.exists() else qp.locate(path)
     if not where.exists():
@@ -29,8 +29,8 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     if not store:
         facts = list(_checkpoint(where, trust_remote_code))
     else:
-        says = {place.KINDS[OUTCOMES]: _outcomes, place.KINDS[EIGEN]: _eigen, place.KINDS[PATCHES]: _patches}
-        facts = list(says.get(place.kind(where), _store)(where))
+        says = {OUTCOMES: _outcomes, EIGEN: _eigen, PATCHES: _patches, MEMORY: _memory, REPLAYS: _replays}
+        facts = list({place.KINDS[kind]: say for kind, say in says.items()}.get(place.kind(where), _store)(where))
     screen.facts(str(path), facts)
     if store:
         typer.echo(f"next: qed-probe plot {path}")
@@ -41,7 +41,7 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
 def _outcomes(path: Path) -> Iterator[tuple[str, object]]:
     ds = qp.open_outcomes(path)
     yield "samples", f"{ds.sizes['sample']:,}"
-    for name in ("model", "arm", "seed", "task", "length", "strength"):
+    for name in ("model", "arm", "seed", "task", "length", "strength", "direction", "mode"):
         values = sorted({*ds[name].values.tolist()})
         yield name, ", ".join(map(str, values[:12])) + (f", +{len(values) - 12} more" if len(values) > 12 else "")
     yield "size", _size(path)
@@ -61,6 +61,23 @@ def _patches(path: Path) -> Iterator[tuple[str, object]]:
     yield "pairs", f"{ds.sizes['pair']:,}"
     yield "exchanged", ", ".join(ds["what"].values.tolist())
     yield "heads", f"{ds.sizes['layer']} layers of {ds.sizes['head']}"
+    yield "size", _size(path)
+    yield from ds.attrs.items()
+
+
+def _replays(path: Path) -> Iterator[tuple[str, object]]:
+    ds = qp.open_replays(path)
+    yield from ((f"{name}s", ", ".join(ds[name].values.tolist())) for name in ("direction", "regime"))
+    yield "layers", f"{ds.sizes['layer']}"
+    yield "size", _size(path)
+    yield from ds.attrs.items()
+
+
+def _memory(path: Path) -> Iterator[tuple[str, object]]:
+    ds = qp.open_memory(path)
+    yield "heads", f"{ds.sizes['layer']} layers of {ds.sizes['head']}"
+    if lost := int(ds["nonfinite"].max()):
+        yield "left out", f"up to {lost:,} prompts a layer whose inputs are not finite"
     yield "size", _size(path)
     yield from ds.attrs.items()
 

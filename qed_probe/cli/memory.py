@@ -60,7 +60,10 @@ def memory(
     from qed_probe.store import whole
     from qed_probe.store.schema import MEMORY
 
-    how: dict[str, Any] = {"only": None if only is None else only.split(","), "layers": integers("--layers", layers)}
+    how: dict[str, Any] = {
+        "only": None if only is None else [part.strip() for part in only.split(",")],
+        "layers": integers("--layers", layers),
+    }
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     run: dict[str, Any] = {"device": device, "dtype": dtype, "strength": strength}
     whole.check_free(output, schema=MEMORY, overwrite=overwrite)
@@ -94,7 +97,12 @@ def _show(ds: "xr.Dataset") -> None:
     if "effects" in parts and "effect_share" not in ds:
         typer.echo(f"No effects: {ds.attrs['mixer']} adds no direction.")
     if lost := int(ds["nonfinite"].max()):
-        typer.echo(f"Left out: {lost} prompts of a layer whose inputs are not finite.")
+        typer.echo(f"Left out: up to {lost:,} prompts a layer whose inputs are not finite.")
+
+
+def _number(x: float, how: str) -> str:
+    """A dash where there is none."""
+    return "–" if x != x else format(x, how)
 
 
 def _show_sources(ds: "xr.Dataset") -> None:
@@ -109,9 +117,9 @@ def _show_sources(ds: "xr.Dataset") -> None:
             shares, lags = (one[f"{'' if heads else 'layer_'}share_{name}"] for name in ("role", "lag"))
             near = float(lags.sel(lag=slice(0, NEAR - 1)).sum(skipna=False))
             cells = [*(float(x) for x in shares), near]
-            rows.append([str(probe), f"{layer}:{head}" if heads else str(layer), *(f"{100 * x:.1f}" for x in cells)])
+            rows.append([str(probe), f"{layer}:{head}" if heads else str(layer), *(_number(100 * x, "z.1f") for x in cells)])
     screen.table(
-        "what the reads that predict the answers are made of, Σ⟨c, r⟩/Σ‖r‖² in %, by role of the token that wrote",
+        "what the reads that predict the answers, or are the last, are made of: Σ⟨c, r⟩/Σ‖r‖² in %, by the writing token's role",
         ["read by", "layer:head" if heads else "layer", *roles, f"last {NEAR} tokens"],
         rows,
     )
@@ -123,8 +131,9 @@ def _show_effects(ds: "xr.Dataset") -> None:
     for layer in ds["layer"].values:
         for head in ds["head"].values if ds.sizes["layer"] * ds.sizes["head"] <= HEADS else []:
             one = ds.sel(layer=layer, head=head, effect_role="all")
-            shares = [f"{100 * float(one['effect_share'].sel(effect_part=part)):.1f}" for part in PARTS]
-            rows.append([f"{layer}:{head}", *shares, f"{float(one['effect_median'].sel(effect_part='total')):.2g}"])
+            shares = [_number(100 * float(one["effect_share"].sel(effect_part=part)), "z.1f") for part in PARTS]
+            size = _number(float(one["effect_median"].sel(effect_part="total")), ".2g")
+            rows.append([f"{layer}:{head}", *shares, size])
     if rows:
         title = "what the added direction does to outputs, Δ = y − y⁰: Σ⟨part, Δ⟩/Σ‖Δ‖² in %, and the median of ‖Δ‖/‖y⁰‖"
         screen.table(title, ["layer:head", *PARTS, "size"], rows)
@@ -141,8 +150,8 @@ def _show_growth(ds: "xr.Dataset") -> None:
     for layer, gates in product(ds["layer"].values[:: _step(ds)], ds["gates"].values):
         for window in ds["window"].values[::2]:
             one = ds["growth_layer"].sel(layer=layer, gates=gates, window=window)
-            cells = [f"{exp(float(one.sel(growth_of=of, growth_level=0.5))):.3g}" for of in GROWTH]
-            top = f"{exp(float(one.sel(growth_of='norm', growth_level=1))):.3g}"
+            cells = [_number(exp(float(one.sel(growth_of=of, growth_level=0.5))), ".3g") for of in GROWTH]
+            top = _number(exp(float(one.sel(growth_of="norm", growth_level=1))), ".3g")
             rows.append([str(layer), str(gates), str(window), *cells, top])
     title = "how memories grow over windows of tokens: medians over tokens and heads; base: without the added direction"
     screen.table(title, ["layer", "gates", "tokens", *GROWTH.values(), "largest ‖Φ‖₂"], rows)
@@ -154,7 +163,7 @@ def _show_recall(ds: "xr.Dataset") -> None:
     for layer in ds["layer"].values[:: _step(ds)]:
         for lag in ds["recall_lag"].values[::3]:
             one = ds.sel(layer=layer, recall_keys="kept", recall_lag=lag)
-            cells = [f"{float(one[f'layer_recall_{name}']):.3f}" for name in ("gain", "null", "own")]
+            cells = [_number(float(one[f"layer_recall_{name}"]), "z.3f") for name in ("gain", "null", "own")]
             rows.append([str(layer), str(lag), *cells, f"{int(one['layer_recall_n']):,}"])
     title = "strict recall, Σ⟨S_{t+Δ}ᵀk_t, v⟩/Σ‖v‖², of keys that nothing has rewritten since; null: of another token's value"
     screen.table(title, ["layer", "Δ", "gain", "null", "own write", "n"], rows)
@@ -166,6 +175,6 @@ def _show_capacity(ds: "xr.Dataset") -> None:
     rows = []
     for layer, position in product(ds["layer"].values[:: _step(ds)], ds["capacity_position"].values):
         one = ds.sel(layer=layer, capacity_position=position)
-        cells = [f"{float(one[name].mean()):.3g}" for name in names]
-        rows.append([str(layer), f"{float(one['capacity_tokens']):.0f}", *cells])
+        cells = [_number(float(one[name].mean()), ".3g") for name in names]
+        rows.append([str(layer), _number(float(one["capacity_tokens"]), ".0f"), *cells])
     screen.table("how full memories are, means over heads and prompts", ["layer", "tokens seen", *names.values()], rows)

@@ -171,12 +171,14 @@ def source(ds: xr.Dataset) -> list[str]:
 
 
 def about(ds: xr.Dataset) -> str:
-    """What ran, over how much, and what was left out, of memories."""
+    """What ran, over how much, and what was left out."""
     lost, incomplete = int(ds["nonfinite"].max()), int(ds.attrs["tokens_incomplete"])
     left = [f"{incomplete:,} incomplete tokens"] * bool(incomplete)
     left += [f"up to {lost:,} prompts a layer whose inputs are not finite"] * bool(lost)
+    empty = [str(layer) for layer in ds["layer"].values[ds["nonfinite"].values >= ds.attrs["prompts"]]]
+    left += [f"so all of layer{'s' * (len(empty) > 1)} {', '.join(empty)}"] * bool(empty)
     prompts = f"{ds.attrs['prompts']:,} prompt{'s' * (ds.attrs['prompts'] != 1)}"
-    return f"Mixer {ds.attrs['mixer']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' * bool(left)}{', '.join(left)}."
+    return f"{ds.attrs['subject']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' + ', '.join(left) if left else ''}."
 
 
 def gap(ds: xr.Dataset) -> str:

@@ -66,7 +66,7 @@ def _draw_lags(panel: Axes, ds: xr.Dataset, shades: NDArray[np.float64]) -> None
     panel.set_xlabel("lag t − j (tokens)")
     panel.grid(axis="y", color="0.9", linewidth=0.4)
     if not np.isfinite(shares).any():
-        axes.label_gap(panel, "no effect")
+        axes.label_gap(panel, "no effect" if ds["effect_n"].any() else "no tokens")
 
 
 def _draw_shares(panel: Axes, ds: xr.Dataset) -> None:
@@ -97,7 +97,7 @@ def _draw_sizes(panel: Axes, ds: xr.Dataset) -> None:
     if (sizes > 0).any():
         panel.set_yscale("log")
     else:
-        axes.label_gap(panel, "no effect")
+        axes.label_gap(panel, "no effect" if ds["effect_n"].any() else "no tokens")
     panel.set_ylabel("median ‖part‖/‖y⁰‖")
     panel.set_title("size, a mark a head", pad=3)
     panel.set_xlim(-0.6, ds.sizes["layer"] - 0.4)
@@ -139,9 +139,11 @@ def _lines(ds: xr.Dataset) -> list[str]:
     known = cancelling[np.isfinite(cancelling)]
     ratio = f" ΣΣ_j‖part_j‖/Σ‖Δ‖ is {known.min():.2g} to {known.max():.2g}: single steps cancel." if known.size else ""
     left = [f"{still:,} tokens of a head have no effect, as a prompt's first"] * bool(still)
-    left += [f"{silent:,} have ‖y⁰‖ = 0"] * bool(silent) + [f"{lost:,} prompts are not finite and left out"] * bool(lost)
+    left += [f"{silent:,} have ‖y⁰‖ = 0"] * bool(silent) + [
+        f"up to {lost:,} prompts a layer whose inputs are not finite are left out"
+    ] * bool(lost)
     return [
-        f"{ds.attrs['mixer']}, {ds.attrs['prompts']:,} prompts, {axes.span(n, 'tokens')} a layer. Δ = y − y⁰, with λd less "
+        f"{ds.attrs['subject']}, {ds.attrs['prompts']:,} prompts, {axes.span(n, 'tokens')} a layer. Δ = y − y⁰, with λd less "
         f"without, = −λ Σ ω c. Shares: Σ⟨part, Δ⟩/Σ‖Δ‖² over tokens, which add up to 1 and may lie beyond it.{ratio}",
         "immediate: the step alone, of a memory without the direction; lasting: the memory alone, without the step; interaction: "
         f"the rest. chosen: predicts the answer, or is the last. {'; '.join(left)}{'.' * bool(left)}",

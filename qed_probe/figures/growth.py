@@ -58,6 +58,8 @@ def _draw_windows(panels: list[Axes], ds: xr.Dataset, across: int) -> None:
             continue
         panel.axhline(1, color=style.INK, linewidth=0.5, zorder=1)
         cells = ds["growth_layer"].sel(layer=layer)
+        if cells.isnull().all():
+            axes.label_gap(panel, "no tokens")
         for name, look in LOOKS.items():
             for gates in ds["gates"].values:
                 lines = np.exp(cells.sel(growth_of=name, gates=gates).transpose("growth_level", "window").values)
@@ -90,6 +92,8 @@ def _draw_norms(panel: Axes, ds: xr.Dataset) -> None:
             panel.plot(
                 ds["norm_position"], line, color=shade, linestyle=DASHES[str(gates)], linewidth=0.9, marker=marker, markersize=2.5
             )
+    if ds["norm_mean"].isnull().all():
+        axes.label_gap(panel, "no states")
     panel.set_ylim(0, None)
     panel.set_xlim(0, 1.03 * float(ds["norm_position"][-1]))
     panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -144,12 +148,14 @@ def _note(ds: xr.Dataset) -> list[str]:
     if "joint_n" in ds:
         total, tokens = float(ds["edit_growth"].sum()), int(ds["edit_growth_n"].sum())
         nothing, strange = (int(x) for x in ds["joint_left_out"].sum(("layer", "head")).values)
+        ratio = f"the mean of its ln ratio is {total / max(tokens, 1):.2g} over {tokens:,} tokens and heads, the largest "
+        ratio += f"{float(ds['edit_growth_max'].max()):.2g}"
         lines.append(
-            f"M: the main edit of one token; the mean of its ln ratio is {total / max(tokens, 1):.2g} over {tokens:,} "
-            f"tokens and heads, the largest {float(ds['edit_growth_max'].max()):.2g}. A mean in the map is of at least {FEW}. "
+            f"M: the main edit of one token; {ratio if tokens else 'there is none'}. A mean in the map is of at least {FEW}. "
             f"Not in the maps: {nothing:,} with ‖S̄ᵀd‖ = 0, as at a prompt's first token; {strange:,} not finite."
         )
-        lines += ["λ = 0: with and without λd is the same."] * (not ds["joint_growth"].any() and not ds["edit_growth"].any())
+        same = tokens > 0 and not ds["joint_growth"].any() and not ds["edit_growth"].any()
+        lines += ["λ = 0: with and without λd is the same."] * same
     return lines
 
 

@@ -1,6 +1,7 @@
 """What reads of the memory are made of: by role and lag, and of one prompt all reads by all sources."""
 
 from itertools import cycle
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -32,10 +33,11 @@ def draw_sources(ds: xr.Dataset) -> Figure:
     height = 0.5 + 0.14 * len(rows)
     figure, panels = axes.panels(2 * len(probes), len(probes), height, style.PAGE, alike=False)
     prefix = "" if by_head else "layer_"
+    lost = np.repeat(ds["nonfinite"].values >= ds.attrs["prompts"], len(rows) // ds.sizes["layer"])
     for column, probe in enumerate(probes):
         mine = ds.sel(probe=probe)
         shares = mine[f"{prefix}share_role"].transpose(..., "role").values.reshape(len(rows), -1)
-        _draw_bars(panels[column], shares, [colours[str(role)] for role in ds["role"].values])
+        _draw_bars(panels[column], shares, [colours[str(role)] for role in ds["role"].values], lost)
         panels[column].set_title(NAMES[str(probe)], pad=3)
         panels[column].set_xlabel("share")
         lags = mine[f"{prefix}share_lag"].transpose(..., "lag").values.reshape(len(rows), -1)
@@ -61,16 +63,17 @@ def role_colours(roles: NDArray[np.str_]) -> dict[str, str]:
     return {str(role): (found | plain | dict(zip(rest, cycle(OTHER_COLOURS), strict=False)))[str(role)] for role in roles}
 
 
-def _draw_bars(panel: Axes, shares: NDArray[np.float64], colours: list[str]) -> None:
-    """Positive shares to the right of 0, one on another, and negative ones to its left."""
+def _draw_bars(panel: Axes, shares: NDArray[np.float64], colours: list[str], lost: NDArray[np.bool_]) -> None:
+    """Positive shares to the right of 0, one on another, and negative ones to its left; ``lost`` rows have no finite prompt."""
     places, good = np.arange(len(shares)), np.isfinite(shares.sum(1))
     for sign in (1, -1):
         part = np.where(good[:, None], np.maximum(sign * shares, 0), 0)
         begun = np.cumsum(part, 1) - part
         for i, colour in enumerate(colours):
             panel.barh(places, sign * part[:, i], 0.75, left=sign * begun[:, i], color=colour, linewidth=0, zorder=2)
+    look: dict[str, Any] = {"transform": panel.get_yaxis_transform(), "va": "center", "color": style.GREY, "fontsize": 6}
     for place in places[~good]:
-        panel.text(0.02, place, "nothing read", transform=panel.get_yaxis_transform(), va="center", color=style.GREY, fontsize=6)
+        panel.text(0.02, place, "no finite prompt" if lost[place] else "nothing read", **look)
     panel.axvline(0, color=style.INK, linewidth=0.6, zorder=3)
     panel.axvline(1, zorder=3, **axes.DASHED)
 
@@ -94,6 +97,7 @@ def draw_read_map(ds: xr.Dataset, layer: int, head: int) -> Figure:
     probes, side = ds["probe"].values, int(ds.attrs["block_tokens"])
     figure, panels = axes.panels(len(probes), len(probes), 2.3, style.PAGE if len(probes) > 1 else style.COLUMN)
     cmap = mpl.colormaps["PuOr"].with_extremes(bad=style.EMPTY)
+    lost = bool(ds["nonfinite"].sel(layer=layer)) and bool(ds["share_map"].sel(probe="query", layer=layer).isnull().all())
     for panel, probe in zip(panels, probes, strict=True):
         shares = ds["share_map"].sel(probe=probe, layer=layer, head=head).transpose("target_block", "source_block").values
         ends = side * np.arange(len(shares) + 1)
@@ -101,12 +105,15 @@ def draw_read_map(ds: xr.Dataset, layer: int, head: int) -> Figure:
         panel.set_ylim(ends[-1], 0)
         panel.set_aspect("equal")
         panel.set_title(NAMES[str(probe)], pad=3)
+        if np.isnan(shares).all():
+            axes.label_gap(panel, "not finite" if lost else "nothing read")
     axes.label_outside(panels, len(probes), "source (token)", "read at (token)")
     figure.colorbar(mesh, ax=panels, label="share", pad=0.02, aspect=16)
     blocks = f"in blocks of {side} tokens" if side > 1 else "token by token"
     where = f"layer {layer}, head {head}; first prompt, {ds.attrs['first_prompt_tokens']:,} tokens, {blocks}"
     lines = [f"{ds.attrs['subject']}, {where}."]
-    lines.append("Shares ⟨c, r⟩/‖r‖² of the reads (a row adds up to 1), logarithmic beyond ±0.01. Grey: the memory was empty.")
+    grey = "the prompt's inputs are not finite in this layer" if lost else "the memory was empty"
+    lines.append(f"Shares ⟨c, r⟩/‖r‖² of the reads (a row adds up to 1), logarithmic beyond ±0.01. Grey: {grey}.")
     style.write_below(figure, lines)
     return figure
 
@@ -120,4 +127,4 @@ def _note(ds: xr.Dataset) -> list[str]:
         "Roles are of the tokens that wrote; what a token writes holds some of those before it, in deeper layers of all.",
     ]
     lost = int(ds["nonfinite"].max())
-    return lines + [f"Left out: {lost} prompts of a layer whose inputs are not finite."] * bool(lost)
+    return lines + [f"Left out: up to {lost:,} prompts a layer whose inputs are not finite."] * bool(lost)

@@ -6,9 +6,9 @@ from pathlib import Path
 import xarray as xr
 
 from qed_probe import figures
+from qed_probe.analyses.source_strip import farthest_head, source_strip
 from qed_probe.errors import StoreError
 from qed_probe.gallery.files import save
-from qed_probe.memory.strips import farthest_head, source_strip
 
 DRAWN = {
     "effect_share": ("effects", figures.draw_effects),

@@ -146,18 +146,19 @@ def read_weights(
 
     ``weight`` ``(token, head, source, edit)`` float32 with r = Σ_j Σ_m ω_jm u_jm, of the reads by ``probe`` at ``tokens``
     (counted within the prompt; all if None); ``share`` ``(token, head, source)`` is ⟨c_j, r⟩/‖r‖², NaN where r is 0. All reads of
-    T tokens have H·T²·(M + 1) numbers. Raises InputError for a layer, prompt, token or probe that is not there, and StoreError
-    for traces without inputs.
+    T tokens have H·T²·(M + 1) numbers. The key of an erase address, which writes nothing, counts as γε. Raises InputError for a
+    layer, prompt, token or probe that is not there, and for no token, and StoreError for traces without inputs.
     """
     paths = [stores] if isinstance(stores, str | Path) else [*stores]
     trace, inputs = reader.open(*paths), inputs_of(paths)
     if prompt not in complete_prompts(trace):
-        raise InputError(f"prompt: expected a complete one of {trace.sizes['prompt']}, counted from 0, found {prompt}")
+        raise InputError(f"prompt: expected a complete one of {trace.sizes['boundary'] - 1}, counted from 0, found {prompt}")
     (layer,) = chosen_layers(trace["layer"].values.tolist(), [layer])
     given = stored_prompts(inputs, trace["lambda"], layer, np.array([prompt]), (0,))
     at = range(given.ends[-1]) if tokens is None else tokens
-    if beyond := [token for token in at if not 0 <= token < given.ends[-1]]:
-        raise InputError(f"tokens: expected some from 0 to {given.ends[-1] - 1}, found {beyond[0]}")
+    beyond = [token for token in at if not 0 <= token < given.ends[-1]]
+    if beyond or not len(at):
+        raise InputError(f"tokens: expected some from 0 to {given.ends[-1] - 1}, found {beyond[0] if beyond else 'none'}")
     parts = [take_apart(given, 0, torch.tensor(at[i : i + BLOCK]), probe) for i in range(0, len(at), BLOCK)]
     T = given.ends[-1]
     weight = torch.cat([pad(x.weights, (0, 0, 0, T - x.weights.shape[2])) for x in parts])

@@ -124,7 +124,7 @@ class Sources:
             for i, probe in enumerate(self.probes):
                 reads = take_apart(layer, prompt, at, probe)
                 if probe == "query":
-                    _check(layer, layer.ends[prompt] + chosen, reads.read[0])
+                    _check(layer, prompt, chosen, reads.read[0])
                 self._keep(i, self.subject.at(layer), number, reads)
                 if number == 0 and self.map is not None:
                     self.map[i, self.subject.at(layer)] = self._map(layer, prompt, probe)
@@ -181,12 +181,13 @@ class Sources:
         return whole.table(VARIABLES, columns, coords, attrs)
 
 
-def _check(layer: LayerInputs, token: int, read: Tensor) -> None:
+def _check(layer: LayerInputs, prompt: int, token: int, read: Tensor) -> None:
     """Raise CheckFailed if what was written does not add up to what the model's own kernel returned."""
-    output = layer.output[0, token].double()
-    off = float((layer.scale * read.double() - output).abs().max() / layer.output.abs().max().double().clamp(min=1e-30))
-    if not off <= layer.tolerance:
+    output = layer.output[0, layer.ends[prompt] + token].double()
+    off = (layer.scale * read.double() - output).abs().amax(-1) / layer.output.abs().max().double().clamp(min=1e-30)
+    if not (off <= layer.tolerance).all():
+        head = int(off.nan_to_num(torch.inf).argmax())
         raise CheckFailed(
-            f"layer {layer.index}, packed token {token}: expected sources that add up to the model's output within "
-            f"{layer.tolerance:.1e}, found {off:.1e}"
+            f"sources: expected a sum over tokens within {layer.tolerance:.1e} of the model's output, found "
+            f"{float(off[head]):.1e} at layer {layer.index}, head {head}, prompt {layer.prompts[prompt] + 1}, token {token}"
         )

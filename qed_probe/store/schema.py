@@ -180,9 +180,10 @@ def ran(attrs: Mapping[Any, Any]) -> str:
         found += " (not the model's own)"
     if known["strength"] != UNCHANGED["strength"]:
         found += f", strength {known['strength']:g}"
-        found += f" at {known['at']}" * (known["at"] != UNCHANGED["at"])
     if known["mode"] != UNCHANGED["mode"]:
         found += f", mode {known['mode']}"
+    if known["at"] != UNCHANGED["at"]:
+        found += f" at {known['at']}"
     return found
 
 
