@@ -342,4 +342,4 @@ def test_a_layer_without_finite_inputs_is_said() -> None:
     assert not ds["half_life_censored"].sel(layer=1).any()
     words = texts(draw_recall(ds)).replace("\n", " ")
     assert words.count("no tokens") == 2  # in its panel, and among the half-lives
-    assert "12 tokens; left out: up to 1 prompts a layer whose inputs are not finite." in words
+    assert "12 tokens; left out: up to 1 prompts a layer whose inputs are not finite, so all of layer 1." in words
