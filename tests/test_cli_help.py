@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -146,6 +147,21 @@ def test_ctrl_c_is_one_line_while_modules_load(delay: float, tmp_path: Path) -> 
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert errors == b"qed-probe: interrupted\n"
+
+
+@pytest.mark.parametrize("inside", ["<frozen importlib._bootstrap>", "/lib/safetensors/torch.py"])
+def test_what_would_swallow_an_interrupt_is_left_first(inside: str) -> None:
+    """Both turn a KeyboardInterrupt into an error of their own, or into none."""
+    before = signal.getsignal(signal.SIGALRM)
+    here: dict[str, Any] = {"stop": cli._interrupt, "sys": sys}
+    exec(compile("def load():\n    stop(2, sys._getframe())\n", inside, "exec"), here)
+    try:
+        here["load"]()
+        assert 0 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= 0.02
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(KeyboardInterrupt):
+        cli._interrupt(2, None)
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -39,9 +39,9 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Stop, but not in the middle of an import, which may take the exception for one of its own: then ask again soon."""
+    """Stop, but not in an import or in safetensors, which may take the exception for one of their own: then ask again soon."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or "/safetensors/" in frame.f_code.co_filename:
             signal.signal(signal.SIGALRM, _interrupt)
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return

@@ -1,4 +1,7 @@
-"""The training loop: a batch is a function of its step, so a run can be stopped anywhere and resumed to the same numbers."""
+"""The training loop: a batch is a function of its step, so a run can be stopped anywhere and resumed to the same numbers.
+
+On a CPU to the bit; a GPU does not repeat itself to the bit (docs/findings.md).
+"""
 
 import math
 import signal
