@@ -259,15 +259,20 @@ def test_the_command_says_it_and_plot_draws_it(
     assert "n = 40 tokens and heads a layer, 2 layers" in said
     assert "4 tokens and heads a layer with ‖o⁻‖ = 0" in said
     assert qp.open_replays("replay.zarr").attrs["created_by"].startswith("qed-probe replay")
+    with monkeypatch.context() as without:  # what is there is seen before anything is replayed
+        without.setattr(qp, "replay_store", None)
+        capsys.readouterr()
+        assert call(without, "replay", trace) == 2
+        assert "replay.zarr: expected nothing there" in capsys.readouterr().err
     assert call(monkeypatch, "replay", trace, "-o", "again.zarr", "--match", "none") == 0
     assert call(monkeypatch, "plot", "replay.zarr", "-o", "figures") == 0
     assert {path.name for path in Path("figures").iterdir()} == {"replay.png", "replay.svg"}
     assert call(monkeypatch, "plot", "replay.zarr", "again.zarr") == 2
     make_checkpoint(tmp_path / "kda", "kda")
     capsys.readouterr()
-    assert call(monkeypatch, "replay", "kda") == 2
+    assert call(monkeypatch, "replay", "kda", "-o", "none.zarr") == 2
     assert capsys.readouterr().err.startswith("qed-probe: error: mixer kda: expected one that adds an erase direction")
-    assert call(monkeypatch, "replay", trace, "--text", "x") == 2
+    assert call(monkeypatch, "replay", trace, "--text", "x", "-o", "none.zarr") == 2
     assert "--text: expected with a checkpoint, found with the store" in capsys.readouterr().err
 
 

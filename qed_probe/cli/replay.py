@@ -69,9 +69,13 @@ def replay(
 
     Random, shuffled, reversed …: what each changes in the output, in one step and over the whole trajectory.
     """
+    from qed_probe.store import whole
+    from qed_probe.store.schema import REPLAYS
+
     how: dict[str, Any] = {"match": match, "draws": draws, "replaced": of, "seed": seed, "layers": integers("--layers", layers)}
     sources = {"--text": text, "--prompts": prompts, "--tokens": tokens, "--task": task}
     run: dict[str, Any] = {"device": device, "dtype": dtype, "strength": strength}
+    whole.check_free(output, schema=REPLAYS, overwrite=overwrite)
     with screen.progress("replay") as report:
         if is_store(subject, {**sources, "--chat": chat, "--length": length, "--samples": samples}, run):
             ds = qp.replay_store(subject, progress=report, **how)
