@@ -94,9 +94,10 @@ def test_parts_and_a_store_and_a_stream_side_by_side(place: Path, monkeypatch: p
     ],
 )
 def test_processes_of_torchrun_come_to_the_same(device: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qed_probe.tracing.plan.PACK", 512)
+    for name in ("PACK", "PACK_ON_GPU"):
+        monkeypatch.setattr(f"qed_probe.tracing.plan.{name}", 512)
     script = place / "command.py"
-    script.write_text(f"from qed_probe.tracing import plan; plan.PACK = 512; {MAIN}")
+    script.write_text(f"from qed_probe.tracing import plan; plan.PACK = plan.PACK_ON_GPU = 512; {MAIN}")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "eigen"]
     words += ["model", "--prompts", "sixty.txt", "-o", "two.zarr", "--json", "--device", device]
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """What a whole step does to the memory: ‖M_tD_t‖₂ − 1 and the spectral radius of M_tD_t, on a sample of tokens and heads."""
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,14 +18,19 @@ STEPS = ("step_norm", "step_norm_base", "step_radius", "step_radius_base")
 
 
 class Sample:
-    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them."""
+    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them.
+
+    Their steps are measured on the CPU: while the run goes on where that is on a GPU, else when they are asked for.
+    """
 
     def __init__(self, layers: tuple[int, ...], tokens: int, heads: int) -> None:
         total = len(layers) * tokens * heads
         drawn = np.sort(np.random.default_rng(0).choice(total, min(SIZE, total), replace=False, shuffle=False))
         at, rest = np.divmod(drawn, tokens * heads)
         self.layer, (self.token, self.head) = np.array(layers)[at], np.divmod(rest, heads)
-        self._seen: list[tuple[NDArray[np.int64], Edits]] = []
+        self._pool = ThreadPoolExecutor(torch.get_num_threads())  # LAPACK takes one matrix after another, on one core
+        self._kept: list[tuple[NDArray[np.int64], Callable[[], Edits]]] = []
+        self._measured: list[tuple[NDArray[np.int64], Future[NDArray[np.float64]]]] = []
 
     def wanted(self, layer: int, begin: int, end: int) -> NDArray[np.int64]:
         """Which of the sample are in this layer and these packed tokens."""
@@ -33,25 +39,36 @@ class Sample:
     def add(self, layer: int, mixer: Mixer, tokens: Tokens, begin: int) -> None:
         """Add what the sample wants of a layer's packed tokens, the first of which is ``begin``."""
         if len(chosen := self.wanted(layer, begin, begin + tokens.v.shape[1])):
-            self.keep(chosen, edits(mixer, _picked(tokens, torch.from_numpy(self.token[chosen] - begin))))
+            picked = _picked(tokens, torch.from_numpy(self.token[chosen] - begin))
+            self.keep(chosen, lambda: edits(mixer, picked))
+            if tokens.v.device.type != "cpu":
+                self._measure()
 
-    def keep(self, chosen: NDArray[np.int64], ready: Edits) -> None:
-        """Keep the edits ``[1, n, H, ...]`` of the tokens at these places of the sample."""
-        self._seen.append((chosen, ready))
+    def keep(self, chosen: NDArray[np.int64], made: Callable[[], Edits]) -> None:
+        """Keep what makes the edits ``[1, n, H, ...]`` of the tokens at these places of the sample."""
+        self._kept.append((chosen, made))
 
     def steps(self) -> NDArray[np.float64]:
         """The rows ``STEPS``, ``[4, sample]``, NaN where a token has not come by."""
         found = np.full((len(STEPS), len(self.layer)), np.nan)
-
-        def fill(chosen: NDArray[np.int64], ready: Edits) -> None:
-            at, head = torch.arange(len(chosen)), torch.from_numpy(self.head[chosen])
-            k, a, base, g = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
-            found[:, chosen] = step_sizes(k, a, base, g, main=ready.main).numpy()
-
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # LAPACK takes one matrix after another, on one core
-            for _ in pool.map(fill, *zip(*self._seen, strict=True)) if self._seen else ():
-                pass
+        self._measure()
+        for chosen, measured in self._measured:
+            found[:, chosen] = measured.result()
+        self._pool.shutdown()
         return found
+
+    def _measure(self) -> None:
+        """Measure what is kept, in the background."""
+        self._measured += [(chosen, self._pool.submit(_steps, made, self.head[chosen])) for chosen, made in self._kept]
+        self._kept.clear()
+
+
+@torch.inference_mode()
+def _steps(made: Callable[[], Edits], heads: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The rows ``STEPS`` of edits ``[1, n, H, ...]``, of one head of each token."""
+    ready, at, head = made(), torch.arange(len(heads)), torch.from_numpy(heads)
+    k, a, base, g = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
+    return step_sizes(k, a, base, g, main=ready.main).numpy()
 
 
 def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> Tensor:

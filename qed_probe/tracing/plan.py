@@ -28,8 +28,11 @@ from qed_probe.tasks.prompts import Prompt
 from qed_probe.tasks.survey import Survey, survey, unchanged
 from qed_probe.tracing.inputs import inputs
 
-PACK = 8192
-"""Tokens of a forward pass, each prompt rounded up to whole chunks: whole prompts, or one that is longer."""
+PACK, PACK_ON_GPU = 8192, 32768
+"""Tokens of a forward pass, each prompt rounded up to whole chunks: whole prompts, or one that is longer.
+
+With fewer a GPU waits for its programs to be launched.
+"""
 VECTORS = ("none", "float16", "float32")
 
 
@@ -246,7 +249,9 @@ def _look(model: Model, layer: int) -> Captured:
 
 def _pack(model: Model, generate: int) -> int:
     """Tokens of a packed forward pass, 0 where prompts are not packed."""
-    return PACK if model.packs and not generate else 0
+    if generate or not model.packs:
+        return 0
+    return PACK if model.device.type == "cpu" else PACK_ON_GPU
 
 
 def packs(lengths: Iterable[int], tokens: int) -> Iterator[slice]:
