@@ -230,7 +230,7 @@ def test_segments_change_rounding_only(mixer: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_long_row_is_cut_into_segments() -> None:
-    spans = packing.segments((0, 0, 5, 1030, 1030, 3000))
+    spans = packing.segments((0, 0, 5, 1030, 1030, 3000), torch.device("cpu"))
     assert [span.tokens for span in spans] == [slice(0, 965), slice(965, 1926), slice(1926, 2950), slice(2950, 3000)]
     assert [span.sequences for span in spans] == [slice(1, 3), slice(2, 5), slice(4, 5), slice(4, 5)]
     assert spans[1].cu_seqlens.tolist() == [0, 65, 65, 961]

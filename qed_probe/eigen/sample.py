@@ -1,7 +1,7 @@
 """What a whole step does to the memory: ‖M_tD_t‖₂ − 1 and the spectral radius of M_tD_t, on a sample of tokens and heads."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qed_probe.kernels import Edits, Mixer, Tokens, edits
+from qed_probe.models.device import workers
 
 SIZE = 1024
 """Tokens and heads of the sample, over all layers together."""
@@ -28,7 +29,7 @@ class Sample:
         drawn = np.sort(np.random.default_rng(0).choice(total, min(SIZE, total), replace=False, shuffle=False))
         at, rest = np.divmod(drawn, tokens * heads)
         self.layer, (self.token, self.head) = np.array(layers)[at], np.divmod(rest, heads)
-        self._pool = ThreadPoolExecutor(torch.get_num_threads())  # LAPACK takes one matrix after another, on one core
+        self._pool = workers()
         self._kept: list[tuple[NDArray[np.int64], Callable[[], Edits]]] = []
         self._measured: list[tuple[NDArray[np.int64], Future[NDArray[np.float64]]]] = []
 

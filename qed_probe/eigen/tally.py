@@ -4,6 +4,7 @@ Everything is an integer count, an extreme or a list of the worst, so that it co
 tokens came and however they were shared out. It is kept where the records are made.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,9 +168,16 @@ class Tally:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.counts: list[Counts] = []
+        self._counts: list[Counts] = []
+        self._waiting: dict[tuple[int, ...], list[tuple[Tensor, Mapping[str, Tensor]]]] = {}
         self._worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
         self._found: list[list[Tensor]] = [[] for _ in subject.claims]
+
+    @property
+    def counts(self) -> list[Counts]:
+        """What has been counted, of every device that layers are on."""
+        self._count_rest()
+        return self._counts
 
     @property
     def prompt_tokens(self) -> NDArray[np.int64]:
@@ -180,6 +188,7 @@ class Tally:
     @property
     def worst(self) -> list[NDArray[np.float64]]:
         """The worst of each claim as rows ``COLUMNS``, of equals the first."""
+        self._count_rest()
         self._tell_apart()
         return self._worst
 
@@ -193,15 +202,37 @@ class Tally:
     def add(self, layers: tuple[int, ...], tokens: Tensor, records: Mapping[str, Tensor]) -> None:
         """Add these layers' records ``[layer, T, H]``, those of edits ``[layer, T, H, M]``, of the packed tokens ``[T]``.
 
-        All are on one device; a layer never changes its companions. A GPU is not waited for.
+        All are on one device; a layer never changes its companions. Few wait for more, as to launch what counts them takes a GPU
+        as long as to count many. A GPU is not waited for.
         """
-        kept = next((counts for counts in self.counts if counts.layers == layers), None)
+        waiting = self._waiting.setdefault(layers, [])
+        waiting.append((tokens, records))
+        if sum(len(part) for part, _ in waiting) >= self._at_once(layers, tokens.device):
+            self._count(layers)
+
+    def _at_once(self, layers: tuple[int, ...], device: torch.device) -> int:
+        sizes: tuple[int, ...] = len(layers), *self.subject.lam.shape[1:]
+        return max(AT_ONCE[device.type == "cpu"] // math.prod(sizes), 1)
+
+    def _count_rest(self) -> None:
+        for layers, waiting in self._waiting.items():
+            if waiting:
+                self._count(layers)
+
+    @torch.inference_mode()
+    def _count(self, layers: tuple[int, ...]) -> None:
+        """Count what is waiting."""
+        waiting = self._waiting[layers]
+        tokens, order = torch.cat([part for part, _ in waiting]).sort()  # of equals the first are kept
+        records = {name: torch.cat([part[name] for _, part in waiting], 1)[:, order] for name in waiting[0][1]}
+        waiting.clear()
+        kept = next((counts for counts in self._counts if counts.layers == layers), None)
         if kept is None:
             kept = Counts(self.subject, layers, tokens.device)
-            self.counts.append(kept)
+            self._counts.append(kept)
         if self.subject.layers[0] in layers:
             kept.add_prompts(tokens)
-        step = max(AT_ONCE[tokens.device.type == "cpu"] // (len(layers) * self.subject.lam.shape[1]), 1)
+        step = self._at_once(layers, tokens.device)
         for start in range(0, len(tokens), step):
             at = slice(start, start + step)
             part = {name: x[:, at] for name, x in records.items()}

@@ -171,7 +171,7 @@ def _run_segments(
     """As ``_run``, one segment after another; ``state`` is updated in place."""
     whole: dict[str, Tensor] = {}
     by_mark: defaultdict[str, list[Tensor]] = defaultdict(list)
-    for span in segments(ends):
+    for span in segments(ends, tokens.q.device):
         inside = range(span.tokens.start, span.tokens.stop)
         wanted = tuple(token - inside.start for token in states_at if token in inside)
         part, before = cut(tokens, span.tokens), state[span.sequences]

@@ -6,80 +6,115 @@ With Φ_{t,j} the product of the transitions (decay, then edits) after token j u
 
 A row z that reads the memory after a chunk reads it before the chunk with z', and what the chunk wrote with ω::
 
-    ω (I + L) = z K_end,      z' = z ⊙ total − ω A₀
+    ω (I + L) = z K_end,      z' = z carry = z (Diag(total) − K_end (I + L)⁻¹ A₀)
 
-where L, K_end, A₀ and total are those of ``chunked``. From a token's chunk back to the first one this takes T(2K + C) products a
-row and head, and decays are only ever multiplied.
+where L, K_end, A₀ and total are those of ``chunked``. From chunk to chunk only z is carried, of all sequences together; what
+was written in each is weighed at once. This takes T(2K + C) products a row and head, and decays are only ever multiplied.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qed_probe.kernels.chunked import add_own_edits, couple, no_dust
-from qed_probe.kernels.packing import grid
+from qed_probe.kernels.packing import Grid, chunk_table, grid
 
 
 @dataclass(frozen=True)
 class Factors:
-    """One sequence's chunks of C tokens, n of them, as ``weights`` goes through them.
+    """N packed sequences in n chunks of C tokens, as ``weights`` goes through them.
 
-    ``lower`` ``[n, H, CM, CM]`` is I + L, ``entering`` ``[n, H, CM, K]`` A₀, ``leaving`` ``[n, H, K, CM]`` K_end, ``total``
-    ``[n, H, K or 1]`` the decay of a whole chunk; ``decay`` ``[n, H, C, K or 1]`` and ``keys`` ``[n, H, C, M, K]`` are those of
-    the tokens, of which there are ``tokens``.
+    ``lower`` ``[n, H, CM, CM]`` is I + L, ``entering`` ``[n, H, CM, K]`` A₀, ``leaving`` ``[n, H, K, CM]`` K_end, ``carry``
+    ``[n, H, K, K]`` what a whole chunk does to a row; ``decay`` ``[n, H, C, K or 1]`` and ``keys`` ``[n, H, C, M, K]`` are those
+    of the tokens. ``first`` ``[N]`` is each sequence's first chunk, ``sequence`` ``[n]`` each chunk's sequence.
     """
 
     lower: Tensor
     entering: Tensor
     leaving: Tensor
-    total: Tensor
+    carry: Tensor
     decay: Tensor
     keys: Tensor
-    tokens: int
+    layout: Grid
+    first: Tensor
+    sequence: Tensor
 
 
-def factor(g: Tensor, k: Tensor, a: Tensor, *, chunk: int = 64) -> Factors:
-    """What ``weights`` needs of one sequence: ``g`` ``[T, H, K or 1]``, ``k`` and ``a`` ``[T, H, M, K]``, float32 or float64."""
-    T, _, M, _ = k.shape
-    per_token = 1 << (M - 1).bit_length()
-    layout = grid((0, T), min(max(chunk // per_token, 1), 1 << max(T - 1, 0).bit_length()), k.device)
+def factor(g: Tensor, k: Tensor, a: Tensor, ends: tuple[int, ...] | None = None, *, chunk: int = 64) -> Factors:
+    """What ``weights`` needs of packed sequences with these boundaries, of one if None.
+
+    ``g`` is ``[T, H, K or 1]``, ``k`` and ``a`` are ``[T, H, M, K]``, float32 or float64.
+    """
+    T, _, M, K = k.shape
+    ends, per_token = ends or (0, T), 1 << (M - 1).bit_length()
+    longest = max(b - a for a, b in itertools.pairwise(ends))
+    layout = grid(ends, min(max(chunk // per_token, 1), 1 << max(longest - 1, 0).bit_length()), k.device)
     keys, rows, decay = layout.fill(k).contiguous(), layout.fill(a).contiguous(), layout.fill(g[..., None, :]).exp()
-    within, entering, leaving, total = couple([rows], keys, decay)
-    lower = add_own_edits(within[0], rows, keys).flatten(2, 3)
+    within, (entered,), leaving, total = couple([rows], keys, decay)
+    lower, entering = add_own_edits(within[0], rows, keys).flatten(2, 3), entered.flatten(2, 3)
     lower.diagonal(dim1=-2, dim2=-1).fill_(1)
-    return Factors(lower, entering[0].flatten(2, 3), leaving, total, decay.squeeze(3), keys, T)
+    seen = torch.linalg.solve_triangular(lower, entering, upper=False, unitriangular=True)
+    carry = no_dust(torch.diag_embed(total.expand(*total.shape[:2], K)) - leaving @ no_dust(seen))
+    chunks = chunk_table(ends, layout.size, k.device).chunks
+    sequence = torch.bucketize(torch.arange(layout.chunks, device=k.device), chunks[1:], right=True)
+    return Factors(lower, entering, leaving, carry, decay.squeeze(3), keys, layout, chunks[:-1], sequence)
 
 
 def weights(factors: Factors, tokens: Tensor, probes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-    """The weights ω ``[P, H, T, M]`` of every write in P reads, and what of the reads falls on S_0, z₀ ``[P, H, K]``.
+    """The weights ω of every write in P reads of each sequence, and what of the reads falls on S_0, z₀ ``[N, P, H, K]``.
 
-    Read p is ``probes[p]`` ``[H, K]`` on the memory of token ``tokens[p]`` ``[P]`` after ``seen`` of its own edits: M for y, the
-    index of the edit for what an edit reads. What was written later has weight 0.
+    ω is ``[P, H, T, M]`` of all packed tokens, in the reads of their own sequence. Read p of sequence s is ``probes[s, p]``
+    ``[H, K]`` on the memory of its token ``tokens[s, p]`` ``[N, P]``, counted within it, after ``seen`` of that token's edits: M
+    for y, the index of the edit for what an edit reads. What was written later has weight 0.
     """
     n, H, C, M, K = factors.keys.shape
-    found = probes.new_zeros(H, len(tokens), n, C * M)
-    z, chunks = probes.new_zeros(H, len(tokens), K), tokens // C
-    own, entered = _own_chunk(factors, tokens, probes, seen)
-    for at in range(int(chunks.max()), -1, -1) if len(tokens) else ():
-        here, later = chunks == at, chunks >= at
-        read = torch.where(here[:, None], own, z @ factors.leaving[at])
-        omega = torch.linalg.solve_triangular(factors.lower[at], read, upper=False, left=False, unitriangular=True)
-        before = torch.where(here[:, None], entered, z * factors.total[at, :, None])
-        z = no_dust(torch.where(later[:, None], before - omega @ factors.entering[at], z))
-        found[:, :, at] = omega.where(later[:, None], 0)
-    return found.view(H, len(tokens), n * C, M)[:, :, : factors.tokens].movedim(0, 1), z.movedim(0, 1)
+    (N, P), chunks = tokens.shape, tokens // C
+    at = factors.first[:, None] + chunks
+    own, entered = _own_chunk(factors, at.flatten(), tokens.flatten() % C, probes.flatten(0, 1), seen)
+    after, left = _walk_back(factors, chunks, entered.view(N, P, H, K).transpose(1, 2))
+    used = slice(int(at.max()) + 1 if at.numel() else 0)
+    known, lower = after[used] @ factors.leaving[used], factors.lower[used]
+    earlier = (torch.arange(len(known), device=at.device)[:, None] < at[factors.sequence[used]])[:, None, :, None]
+    found = probes.new_zeros(n, H, P, C * M)
+    found[used] = torch.linalg.solve_triangular(lower, known, upper=False, left=False, unitriangular=True).where(earlier, 0)
+    found[at, :, torch.arange(P, device=at.device)] = own.view(N, P, H, C * M)
+    by_token = factors.layout.take(found.view(n, H, P, C, M).transpose(2, 3))
+    return by_token.permute(2, 1, 0, 3), left.transpose(1, 2)
 
 
-def _own_chunk(factors: Factors, tokens: Tensor, probes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-    """How reads see their own chunk: what it wrote so far ``[H, P, CM]``, and the memory before it ``[H, P, K]``."""
+def _walk_back(factors: Factors, chunks: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that read the memory after every chunk ``[n, H, P, K]``, and those before each sequence's first ``[N, H, P, K]``.
+
+    Reads begin with ``entered`` ``[N, H, P, K]`` before their sequence's chunk number ``chunks`` ``[N, P]``.
+    """
+    order, steps = factors.layout.order, factors.layout.steps[: int(chunks.max()) + 1 if chunks.numel() else 0]
+    after = entered.new_zeros(factors.layout.chunks, *entered.shape[1:])
+    begun, z = entered[order], torch.zeros_like(entered)
+    here = (torch.arange(len(steps), device=order.device)[:, None, None] == chunks[order])[:, :, None, :, None]
+    for step in range(len(steps) - 1, -1, -1):
+        carry = factors.carry[steps[step]]
+        running = slice(len(carry))
+        after[steps[step]] = z[running]
+        z[running] = torch.where(here[step, running], begun[running], no_dust(z[running] @ carry))
+    return after, torch.empty_like(z).index_copy_(0, order, z)
+
+
+def _own_chunk(factors: Factors, at: Tensor, last: Tensor, probes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+    """The weights of what reads' own chunks ``at`` wrote so far ``[R, H, CM]``, and how they read the memory before it.
+
+    Read r is ``probes[r]`` ``[H, K]`` on the memory of token ``last[r]`` of its chunk.
+    """
     M, C = factors.keys.shape[3], factors.decay.shape[2]
-    at, last = tokens // C, tokens % C
-    place = torch.arange(C, device=tokens.device)
+    place = torch.arange(C, device=at.device)
     later = place > last[:, None]
     decay = factors.decay[at].masked_fill(later[:, None, :, None], 1)
     until = decay.flip(2).cumprod(2).flip(2)
     since = torch.cat([until[:, :, 1:], torch.ones_like(until[:, :, :1])], 2)
-    read = torch.einsum("phk,phck,phcmk->hpcm", probes, since.expand(*since.shape[:3], probes.shape[-1]), factors.keys[at])
-    unseen = later[:, :, None] | ((place == last[:, None])[:, :, None] & (torch.arange(M, device=tokens.device) >= seen))
-    return read.masked_fill(unseen, 0).flatten(2, 3), (probes * until[:, :, 0]).movedim(0, 1)
+    read = torch.einsum("rhk,rhck,rhcmk->rhcm", probes, since.expand(*since.shape[:3], probes.shape[-1]), factors.keys[at])
+    unseen = later[:, :, None] | ((place == last[:, None])[:, :, None] & (torch.arange(M, device=at.device) >= seen))
+    rows = read.masked_fill(unseen[:, None], 0).flatten(2)[:, :, None]
+    omega = torch.linalg.solve_triangular(factors.lower[at], rows, upper=False, left=False, unitriangular=True)
+    entered = probes * until[:, :, 0] - (omega @ factors.entering[at])[:, :, 0]
+    return omega[:, :, 0], no_dust(entered)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qed_probe.kernels.packing import MARK
 from qed_probe.memory.passes import Running, passes
+from qed_probe.memory.singular import singular_values
 from qed_probe.memory.subject import Subject, row
 from qed_probe.replays.inputs import LayerInputs
 from qed_probe.store.whole import table
@@ -94,7 +95,7 @@ def measure(states: Tensor) -> Tensor:
     NaN but the norm where S is 0, and all of it where S is not finite.
     """
     finite = states.isfinite().all(-1).all(-1)
-    values = torch.linalg.svdvals(states.double().where(finite[..., None, None], 0))
+    values = singular_values(states.where(finite[..., None, None], 0))
     shares = values / values.sum(-1, keepdim=True)
     rank = torch.special.entr(shares).sum(-1).exp()
     squares = values.square().sum(-1)

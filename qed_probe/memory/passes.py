@@ -53,7 +53,7 @@ def passes(layer: LayerInputs, e: Edits, states_at: Sequence[int] = ()) -> Itera
     state = e.u.new_zeros(len(layer.ends) - 1, *e.q.shape[2:], e.u.shape[-1], dtype=torch.float64)
     if layer.initial_state is not None:
         state += layer.initial_state
-    for span in segments(layer.ends):
+    for span in segments(layer.ends, e.q.device):
         part, mine = in_double(e, span.tokens), span.sequences
         read = recurrence(
             part.q,

@@ -107,7 +107,7 @@ def own_write(layer: LayerInputs, lags: Sequence[int]) -> Tensor:
 def _chunks(layer: LayerInputs, place: Tensor, probes: Tensor | None) -> Iterator[tuple[slice, Edits, Read]]:
     """One pass in which every chunk begins with ``[I | 0]`` and token t writes 1 in the column of its ``place`` in the chunk."""
     at, K = written(layer), layer.edits.q.shape[-1]
-    for segment in segments(layer.ends):
+    for segment in segments(layer.ends, layer.edits.q.device):
         e, span = cut(layer.edits, segment.tokens), segment.tokens
         one = one_hot(place[span], MARK).to(e.k.dtype)
         u = e.k.new_zeros(*e.k.shape[:-1], K + MARK)

@@ -7,6 +7,7 @@ and Σ‖c_j‖/‖r‖ says how much they do. Several reads are taken together 
 attention of Zimerman et al. (arXiv 2405.16504) has no erase in it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,8 +29,8 @@ from qed_probe.store.schema import Variable
 Probe = Literal["query", "direction"]
 BINS = 128
 """Blocks of the map, at most, along either side."""
-BLOCK = 256
-"""Reads that are taken apart at once."""
+BLOCK = 2048, 256
+"""Reads that are taken apart at once: on a GPU, and on a CPU."""
 MAPPED = 4096
 """Tokens of the first prompt up to which all of its reads are mapped: their number is squared."""
 _PLACE, _SHARE = ("probe", "layer", "head"), "Σ⟨c_j, r⟩/Σ‖r‖²"
@@ -76,19 +77,33 @@ def take_apart(layer: LayerInputs, prompt: int, tokens: Tensor, probe: Probe = "
     comes after the last of the tokens is not looked at. Raises InputError for a probe that is none, and for the direction where
     the mixer has none and QED could add none.
     """
+    vectors, seen = _probes(layer, probe)
+    begin = layer.ends[prompt]
+    at = slice(begin, begin + int(tokens.max()) + 1)
+    e, state = layer.edits, layer.initial_state
+    factors = factor(e.g[0, at], e.k[0, at], e.a[0, at])
+    found, left = weights(factors, tokens[None], vectors[at][tokens][None], seen)
+    return _reads(found, e.u[0, at], left[0], None if state is None else state[prompt])
+
+
+def _probes(layer: LayerInputs, probe: Probe) -> tuple[Tensor, int]:
+    """What reads ``[T, H, K]``, and after how many edits of its own token."""
     if probe not in get_args(Probe):
         raise InputError(f"probe: expected one of {', '.join(get_args(Probe))}, found {probe!r}")
-    e, begin = layer.edits, layer.ends[prompt]
-    vectors = e.q if probe == "query" else e.d
-    if vectors is None:
+    e = layer.edits
+    if probe == "query":
+        return e.q[0], e.k.shape[3]
+    if e.d is None:
         raise InputError(f"mixer {layer.mixer.name}: expected a delta edit that QED could add a direction to, found none")
-    at = slice(begin, begin + int(tokens.max()) + 1)
-    g, k, a, u = (x[0, at] for x in (e.g, e.k, e.a, e.u))
-    found, left = weights(factor(g, k, a), tokens, vectors[0, at][tokens], k.shape[2] if probe == "query" else e.main)
+    return e.d[0], e.main
+
+
+def _reads(found: Tensor, u: Tensor, left: Tensor, state: Tensor | None) -> Reads:
+    """Reads with the weights ``[P, H, T, M]`` on ``u`` ``[T, H, M, V]``, and ``left`` ``[P, H, K]`` on the initial state."""
     read = torch.einsum("phtm,thmv->phv", found, u)
     initial = left.new_zeros(left.shape[:2])
-    if layer.initial_state is not None:
-        held = torch.einsum("phk,hkv->phv", left, layer.initial_state[prompt].to(left.dtype))
+    if state is not None:
+        held = torch.einsum("phk,hkv->phv", left, state.to(left.dtype))
         read = read + held
         initial = torch.linalg.vecdot(held, read)
     parts = (found * torch.einsum("thmv,phv->phtm", u, read)).sum(-1)
@@ -118,43 +133,59 @@ class Sources:
 
     def add(self, layer: LayerInputs) -> None:
         """Take the chosen reads of these prompts apart, and hold those of the query against the model's output."""
-        for prompt, number in enumerate(layer.prompts):
-            chosen = self.subject.chosen[number]
-            at = torch.tensor([chosen], device=layer.edits.q.device)
-            for i, probe in enumerate(self.probes):
-                reads = take_apart(layer, prompt, at, probe)
-                if probe == "query":
-                    _check(layer, prompt, chosen, reads.read[0])
-                self._keep(i, self.subject.at(layer), number, reads)
-                if number == 0 and self.map is not None:
-                    self.map[i, self.subject.at(layer)] = self._map(layer, prompt, probe)
+        e, state = layer.edits, layer.initial_state
+        factors = factor(e.g[0], e.k[0], e.a[0], layer.ends)
+        begins, chosen = layer.ends[:-1], [self.subject.chosen[number] for number in layer.prompts]
+        tokens, starts = torch.tensor([chosen, begins], device=e.q.device)[..., None]
+        spans = [slice(begin, begin + token + 1) for begin, token in zip(begins, chosen, strict=True)]
+        for i, probe in enumerate(self.probes):
+            vectors, seen = _probes(layer, probe)
+            found, left = weights(factors, tokens, vectors[starts + tokens], seen)
+            reads = [
+                _reads(found[:, :, at], e.u[0, at], left[prompt], None if state is None else state[prompt])
+                for prompt, at in enumerate(spans)
+            ]
+            if probe == "query":
+                _check(layer, chosen, torch.cat([one.read for one in reads]))
+            self._keep(i, self.subject.at(layer), layer.prompts, reads)
+        if 0 in layer.prompts and self.map is not None:
+            self.map[:, self.subject.at(layer)] = self._maps(layer, layer.prompts.index(0))
 
-    def _keep(self, probe: int, layer: int, number: int, reads: Reads) -> None:
-        parts, to = reads.parts[0].double().cpu(), (probe, layer, slice(None), number)
-        roles = torch.from_numpy(self.subject.roles[number][: parts.shape[1]])
-        lags = bin_of(torch.arange(parts.shape[1] - 1, -1, -1))
-        self.role[to] = parts.new_zeros(len(parts), self.role.shape[-1]).index_add_(1, roles, parts)
-        self.lag[to] = parts.new_zeros(len(parts), len(self.lags)).index_add_(1, lags, parts)
-        self.initial[to] = reads.initial[0].cpu()
-        self.energy[to] = reads.read[0].double().square().sum(-1).cpu()
-        self.size[to] = reads.size[0].double().cpu() * reads.read[0].double().norm(dim=-1).cpu()
-        if number == 0:
-            self.token[probe, layer] = parts
+    def _keep(self, probe: int, layer: int, numbers: Sequence[int], reads: list[Reads]) -> None:
+        read = torch.cat([one.read for one in reads]).double()
+        energy, size = read.square().sum(-1), torch.cat([one.size for one in reads]).double() * read.norm(dim=-1)
+        initial = torch.cat([one.initial for one in reads]).double()
+        for kept, x in zip((self.initial, self.energy, self.size), torch.stack([initial, energy, size]).mT.cpu(), strict=True):
+            kept[probe, layer][:, numbers] = x
+        every = torch.cat([one.parts[0] for one in reads], 1).double().cpu()
+        for number, parts in zip(numbers, torch.split(every, [one.parts.shape[2] for one in reads], 1), strict=True):
+            to = probe, layer, slice(None), number
+            roles = torch.from_numpy(self.subject.roles[number][: parts.shape[1]])
+            lags = bin_of(torch.arange(parts.shape[1] - 1, -1, -1))
+            self.role[to] = parts.new_zeros(len(parts), self.role.shape[-1]).index_add_(1, roles, parts)
+            self.lag[to] = parts.new_zeros(len(parts), len(self.lags)).index_add_(1, lags, parts)
+            if number == 0:
+                self.token[probe, layer] = parts
 
-    def _map(self, layer: LayerInputs, prompt: int, probe: Probe) -> NDArray[np.float64]:
-        """Shares ``[H, target, source]`` of all reads of a prompt, block by block; NaN of blocks whose reads are 0."""
-        T, side = layer.ends[prompt + 1] - layer.ends[prompt], self.side
-        n = -(-T // side)
-        parts = torch.zeros(self.subject.heads, n * side, n, dtype=torch.float64)
-        energy = torch.zeros(self.subject.heads, n * side, dtype=torch.float64)
-        for start in range(0, T, BLOCK):
-            at = torch.arange(start, min(start + BLOCK, T), device=layer.edits.q.device)
-            reads = take_apart(layer, prompt, at, probe)
-            by_source = pad(reads.parts.double(), (0, n * side - reads.parts.shape[-1]))
-            parts[:, at.cpu()] = by_source.view(len(at), -1, n, side).sum(-1).transpose(0, 1).cpu()
-            energy[:, at.cpu()] = reads.read.double().square().sum(-1).T.cpu()
-        blocks, total = parts.view(-1, n, side, n).sum(2), energy.view(-1, n, side).sum(2)[..., None]
-        return torch.where(total > 0, blocks / total, torch.nan).numpy()
+    def _maps(self, layer: LayerInputs, prompt: int) -> NDArray[np.float64]:
+        """Shares ``[probe, H, target, source]`` of all reads of a prompt, block by block; NaN of blocks whose reads are 0."""
+        span, side, e = slice(*layer.ends[prompt : prompt + 2]), self.side, layer.edits
+        g, k, a, u = (x[0, span] for x in (e.g, e.k, e.a, e.u))
+        state = None if layer.initial_state is None else layer.initial_state[prompt]
+        factors, n, T = factor(g, k, a), -(-len(u) // side), len(u)
+        parts = u.new_zeros(len(self.probes), len(u[0]), n * side, n, dtype=torch.float64)
+        energy = u.new_zeros(parts.shape[:3], dtype=torch.float64)
+        for i, probe in enumerate(self.probes):
+            vectors, seen = _probes(layer, probe)
+            for tokens in torch.split(torch.arange(T, device=u.device), BLOCK[u.device.type == "cpu"]):
+                found, left = weights(factors, tokens[None], vectors[span][tokens][None], seen)
+                reads = _reads(found, u, left[0], state)
+                by_source = pad(reads.parts.double(), (0, n * side - T))
+                parts[i, :, tokens] = by_source.view(*by_source.shape[:2], n, side).sum(-1).transpose(0, 1)
+                energy[i, :, tokens] = reads.read.double().square().sum(-1).T
+        by_block = *energy.shape[:2], n, side
+        blocks, total = parts.view(*by_block, n).sum(3), energy.view(by_block).sum(3)[..., None]
+        return torch.where(total > 0, blocks / total, torch.nan).cpu().numpy()
 
     def table(self) -> xr.Dataset:
         """``VARIABLES``: of each prompt's chosen read its parts, and shares of all prompts' reads together."""
@@ -181,13 +212,15 @@ class Sources:
         return whole.table(VARIABLES, columns, coords, attrs)
 
 
-def _check(layer: LayerInputs, prompt: int, token: int, read: Tensor) -> None:
+def _check(layer: LayerInputs, tokens: Sequence[int], reads: Tensor) -> None:
     """Raise CheckFailed if what was written does not add up to what the model's own kernel returned."""
-    output = layer.output[0, layer.ends[prompt] + token].double()
-    off = (layer.scale * read.double() - output).abs().amax(-1) / layer.output.abs().max().double().clamp(min=1e-30)
+    at = [begin + token for begin, token in zip(layer.ends[:-1], tokens, strict=True)]
+    off = (layer.scale * reads.double() - layer.output[0, at].double()).abs().amax(-1)
+    off = (off / layer.output.abs().max().double().clamp(min=1e-30)).cpu()
     if not (off <= layer.tolerance).all():
-        head = int(off.nan_to_num(torch.inf).argmax())
+        prompt, head = divmod(int(off.nan_to_num(torch.inf).argmax()), off.shape[1])
         raise CheckFailed(
             f"sources: expected a sum over tokens within {layer.tolerance:.1e} of the model's output, found "
-            f"{float(off[head]):.1e} at layer {layer.index}, head {head}, prompt {layer.prompts[prompt] + 1}, token {token}"
+            f"{float(off[prompt, head]):.1e} at layer {layer.index}, head {head}, prompt {layer.prompts[prompt] + 1}, "
+            f"token {tokens[prompt]}"
         )

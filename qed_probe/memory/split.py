@@ -110,7 +110,7 @@ def _by_lag(e: Edits, at: slice, written: Tensor, tokens: Tensor) -> tuple[Tenso
 
 
 def _block(factors: Factors, tokens: Tensor, q: Tensor, written: Tensor, main: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    omega = weights(factors, tokens, q, factors.keys.shape[3])[0][..., main]
+    omega = weights(factors, tokens[None], q[None], factors.keys.shape[3])[0][..., main]
     P, H, T = omega.shape
     change = torch.einsum("pht,thv->phv", omega, written)
     share = (omega * torch.einsum("thv,phv->pht", written, change)).double()

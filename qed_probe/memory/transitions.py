@@ -9,6 +9,7 @@ from torch import Tensor
 from qed_probe.kernels import Edits, recurrence
 from qed_probe.kernels.erase import dot, norm
 from qed_probe.memory.passes import in_double
+from qed_probe.memory.singular import singular_values
 
 STARTS, LONGEST = 32, 512
 """Tokens whose transitions are followed, in all, and how far."""
@@ -67,5 +68,5 @@ def _largest_singular(x: Tensor) -> Tensor:
     """‖x‖₂ of matrices, ∞ of those that are not finite."""
     finite = x.isfinite().all(-1).all(-1)
     found = torch.full(finite.shape, torch.inf, dtype=x.dtype, device=x.device)
-    found[finite] = torch.linalg.matrix_norm(x[finite], 2)
+    found[finite] = singular_values(x[finite])[:, 0]
     return found

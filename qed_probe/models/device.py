@@ -1,6 +1,7 @@
 """Where a model runs."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -27,6 +28,11 @@ def find_device(name: str | torch.device) -> torch.device:
     if found.type == "meta":
         raise InputError("device: expected one that computes, found 'meta'")
     return found
+
+
+def workers() -> ThreadPoolExecutor:
+    """A thread for each core, and one core for each: of many small matrices LAPACK takes one after another, best on one core."""
+    return ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 @contextmanager

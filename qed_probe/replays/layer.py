@@ -165,7 +165,7 @@ def passes(layer: LayerInputs, probes: Tensor) -> Iterator[tuple[slice, Edits, R
     if state is None:
         state = ready.u.new_zeros(len(layer.ends) - 1, *ready.q.shape[2:], ready.u.shape[-1])
     state = state.clone()
-    for span in segments(layer.ends):
+    for span in segments(layer.ends, layer.edits.q.device):
         e, mine = cut(ready, span.tokens), span.sequences
         seen, before = probes[:, span.tokens], state[mine]
         read = recurrence(e.q, e.g, e.k, e.a, e.u, probes=seen, initial_state=before, cu_seqlens=span.cu_seqlens)
