@@ -167,6 +167,17 @@ def outcomes(**columns: object) -> xr.Dataset:
     return join(*parts)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_on_a_gpu_is_that_of_a_cpu(mode: str, tmp_path: Path) -> None:
+    prompts = qp.niah_prompts(512, 2, seed=0)
+    one, other = (
+        qp.trace(None, prompts, tmp_path / device, mode=mode, device=device)["nll"].values for device in ("cpu", "cuda")
+    )
+    np.testing.assert_allclose(other, one, rtol=0, atol=1e-3)  # float32 in other kernels, two layers deep
+
+
 def test_modes_are_paired_with_full() -> None:
     ds = analyses.modes(outcomes())
     assert ds["accuracy"].dims == ("run", "length", "mode")
