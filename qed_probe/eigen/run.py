@@ -3,7 +3,6 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -178,7 +177,7 @@ def _sample_store(sample: Sample, ds: xr.Dataset, inputs: xr.Dataset) -> None:
         chosen = chosen[complete[sample.token[chosen]]]
         if len(chosen):
             part = inputs.drop_vars("initial_state", errors="ignore").sel(layer=layer).isel(token=sample.token[chosen]).load()
-            sample.keep(chosen, partial(stored_edits, part))
+            sample.keep(chosen, stored_edits(part))
 
 
 def _provenance(checkpoint: str | Path | None) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """What a whole step does to the memory: ‖M_tD_t‖₂ − 1 and the spectral radius of M_tD_t, on a sample of tokens and heads."""
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qed_probe.kernels import Edits, Mixer, Tokens, edits
+from qed_probe.kernels.mixers import by_token, cut
 from qed_probe.models.device import workers
 
-SIZE = 1024
-"""Tokens and heads of the sample, over all layers together."""
+SIZE, TOGETHER = 1024, 8
+"""Tokens and heads of the sample, over all layers together, and how many of them a core takes at once."""
 STEPS = ("step_norm", "step_norm_base", "step_radius", "step_radius_base")
 
 
 class Sample:
-    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them.
-
-    Their steps are measured on the CPU: while the run goes on where that is on a GPU, else when they are asked for.
-    """
+    """Layers, packed tokens and heads drawn beforehand, so that all parts of a run share them."""
 
     def __init__(self, layers: tuple[int, ...], tokens: int, heads: int) -> None:
         total = len(layers) * tokens * heads
         drawn = np.sort(np.random.default_rng(0).choice(total, min(SIZE, total), replace=False, shuffle=False))
         at, rest = np.divmod(drawn, tokens * heads)
         self.layer, (self.token, self.head) = np.array(layers)[at], np.divmod(rest, heads)
-        self._pool = workers()
-        self._kept: list[tuple[NDArray[np.int64], Callable[[], Edits]]] = []
-        self._measured: list[tuple[NDArray[np.int64], Future[NDArray[np.float64]]]] = []
+        self._seen: list[tuple[NDArray[np.int64], Edits]] = []
+        self._picked: dict[int, list[tuple[NDArray[np.int64], Mixer, Tokens]]] = {}
 
     def wanted(self, layer: int, begin: int, end: int) -> NDArray[np.int64]:
         """Which of the sample are in this layer and these packed tokens."""
@@ -40,36 +37,33 @@ class Sample:
     def add(self, layer: int, mixer: Mixer, tokens: Tokens, begin: int) -> None:
         """Add what the sample wants of a layer's packed tokens, the first of which is ``begin``."""
         if len(chosen := self.wanted(layer, begin, begin + tokens.v.shape[1])):
-            picked = _picked(tokens, torch.from_numpy(self.token[chosen] - begin))
-            self.keep(chosen, lambda: edits(mixer, picked))
-            if tokens.v.device.type != "cpu":
-                self._measure()
+            at = torch.from_numpy(self.token[chosen] - begin).to(tokens.v.device, non_blocking=True)
+            self._picked.setdefault(layer, []).append((chosen, mixer, cut(tokens, at)))
 
-    def keep(self, chosen: NDArray[np.int64], made: Callable[[], Edits]) -> None:
-        """Keep what makes the edits ``[1, n, H, ...]`` of the tokens at these places of the sample."""
-        self._kept.append((chosen, made))
+    def keep(self, chosen: NDArray[np.int64], ready: Edits) -> None:
+        """Keep the edits ``[1, n, H, ...]`` of the tokens at these places of the sample."""
+        self._seen.append((chosen, ready))
 
+    @torch.inference_mode()
     def steps(self) -> NDArray[np.float64]:
         """The rows ``STEPS``, ``[4, sample]``, NaN where a token has not come by."""
         found = np.full((len(STEPS), len(self.layer)), np.nan)
-        self._measure()
-        for chosen, measured in self._measured:
-            found[:, chosen] = measured.result()
-        self._pool.shutdown()
+        for chosen, (mixer, *_), picked in (zip(*parts, strict=True) for parts in self._picked.values()):
+            self.keep(np.concatenate(chosen), edits(mixer, _joined(picked)))
+        self._picked.clear()
+        if not self._seen:
+            return found
+        main, places = self._seen[0][1].main, np.concatenate([chosen for chosen, _ in self._seen])
+        given = (torch.cat(x) for x in zip(*(self._rows(*one) for one in self._seen), strict=True))
+        with workers() as pool:
+            parts = pool.map(partial(step_sizes, main=main), *(torch.split(x, TOGETHER) for x in given))
+            found[:, places] = torch.cat([*parts], 1).numpy()
         return found
 
-    def _measure(self) -> None:
-        """Measure what is kept, in the background."""
-        self._measured += [(chosen, self._pool.submit(_steps, made, self.head[chosen])) for chosen, made in self._kept]
-        self._kept.clear()
-
-
-@torch.inference_mode()
-def _steps(made: Callable[[], Edits], heads: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rows ``STEPS`` of edits ``[1, n, H, ...]``, of one head of each token."""
-    ready, at, head = made(), torch.arange(len(heads)), torch.from_numpy(heads)
-    k, a, base, g = (x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
-    return step_sizes(k, a, base, g, main=ready.main).numpy()
+    def _rows(self, chosen: NDArray[np.int64], ready: Edits) -> tuple[Tensor, ...]:
+        """What ``step_sizes`` takes of the edits of these tokens, of each the head that the sample wants."""
+        at, head = torch.arange(len(chosen)), torch.from_numpy(self.head[chosen])
+        return tuple(x[0].cpu()[at, head].double() for x in (ready.k, ready.a, ready.base, ready.g))
 
 
 def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> Tensor:
@@ -90,10 +84,7 @@ def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> T
     return torch.stack([norm, norm_base, radius, radius_base])
 
 
-def _picked(tokens: Tokens, at: Tensor) -> Tokens:
-    given: dict[str, Any] = {
-        field.name: x.index_select(1, at.to(x.device, non_blocking=True))
-        for field in fields(tokens)
-        if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
-    }
-    return replace(tokens, **given)
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    """Tokens of one layer, one part after another."""
+    given: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in by_token(parts[0])}
+    return replace(parts[0], **given)

@@ -34,6 +34,8 @@ PENDING = 64
 """Passes whose worst are left on the device until they are told apart."""
 COLUMNS = ("excess", "value", "unit", "token", "layer", "head", "edit")
 """What is kept of each: by how much the bound is passed with either key, the value as used and renormalised, and the place."""
+Part = tuple[Tensor, Mapping[str, Tensor]]
+"""Packed tokens and their records."""
 _LIMIT, _STEP, _REST = 2.0**20, 2.0**20, 2.0**32
 _LAST = (1 << 31) - 1
 
@@ -163,13 +165,19 @@ class Counts:
         return torch.stack([row.double() for row in rows])
 
 
+def _in_order(parts: Sequence[Part]) -> Part:
+    """Tokens and records that came in any order, so that of equals the first are kept."""
+    tokens, order = torch.cat([part for part, _ in parts]).sort()
+    return tokens, {name: torch.cat([records[name] for _, records in parts], 1)[:, order] for name in parts[0][1]}
+
+
 class Tally:
     """A run's counts, of every device that its layers are on, its prompts, and the worst of each claim."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._counts: list[Counts] = []
-        self._waiting: dict[tuple[int, ...], list[tuple[Tensor, Mapping[str, Tensor]]]] = {}
+        self._waiting: dict[tuple[int, ...], list[Part]] = {}
         self._worst = [np.empty((len(COLUMNS), 0)) for _ in subject.claims]
         self._found: list[list[Tensor]] = [[] for _ in subject.claims]
 
@@ -223,8 +231,7 @@ class Tally:
     def _count(self, layers: tuple[int, ...]) -> None:
         """Count what is waiting."""
         waiting = self._waiting[layers]
-        tokens, order = torch.cat([part for part, _ in waiting]).sort()  # of equals the first are kept
-        records = {name: torch.cat([part[name] for _, part in waiting], 1)[:, order] for name in waiting[0][1]}
+        tokens, records = waiting[0] if len(waiting) == 1 else _in_order(waiting)
         waiting.clear()
         kept = next((counts for counts in self._counts if counts.layers == layers), None)
         if kept is None:

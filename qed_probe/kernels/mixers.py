@@ -121,14 +121,15 @@ class Edits:
     address: int | None
 
 
-def cut(tokens: Tokens, part: slice) -> Tokens:
-    """The tokens of one span."""
-    by_token: dict[str, Any] = {
-        field.name: x[:, part]
-        for field in fields(tokens)
-        if field.name not in ("lam", "direction") and isinstance(x := getattr(tokens, field.name), Tensor)
-    }
-    return replace(tokens, **by_token)
+def by_token(tokens: Tokens) -> dict[str, Tensor]:
+    """What has a token axis, by name."""
+    return {name: x for name, x in _tensors(tokens).items() if name not in ("lam", "direction")}
+
+
+def cut(tokens: Tokens, part: slice | Tensor) -> Tokens:
+    """The tokens of one span, or at some places."""
+    given: dict[str, Any] = {name: x[:, part] for name, x in by_token(tokens).items()}
+    return replace(tokens, **given)
 
 
 def edits(mixer: Mixer, tokens: Tokens) -> Edits:
