@@ -12,6 +12,7 @@ import qed_probe as qp
 from qed_probe.figures import draw_capacity
 from qed_probe.memory import inspect_memory, inspect_memory_store
 from qed_probe.memory.capacity import Capacity, measure, slot
+from qed_probe.memory.singular import singular_values
 from qed_probe.replays import LayerInputs
 from qed_probe.store.memory import open_memory, save_memory
 from tests.drawn import check_words, texts
@@ -108,6 +109,12 @@ def numbers(S: np.ndarray) -> list[float]:
     sigma = np.sqrt(np.maximum(np.linalg.eigvalsh(S.T @ S)[::-1], 0))
     p = sigma[sigma > 0] / sigma.sum()
     return [np.exp(-(p * np.log(p)).sum()), (S**2).sum() / sigma[0] ** 2, np.sqrt((S**2).sum()), *sigma / sigma[0]]
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7, 4), (1, 4, 7), (0, 4, 7), (2, 0, 3, 3)])
+def test_singular_values_are_numpys(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    np.testing.assert_allclose(singular_values(x), np.linalg.svd(x.numpy(), compute_uv=False), rtol=0, atol=1e-13)
 
 
 def test_packs_apart_are_the_same_as_together() -> None:
