@@ -4,7 +4,6 @@ Everything is an integer count, an extreme or a list of the worst, so that it co
 tokens came and however they were shared out. It is kept where the records are made.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -210,8 +209,8 @@ class Tally:
     def add(self, layers: tuple[int, ...], tokens: Tensor, records: Mapping[str, Tensor]) -> None:
         """Add these layers' records ``[layer, T, H]``, those of edits ``[layer, T, H, M]``, of the packed tokens ``[T]``.
 
-        All are on one device; a layer never changes its companions. Few wait for more, as to launch what counts them takes a GPU
-        as long as to count many. A GPU is not waited for.
+        All are on one device; a layer never changes its companions. Few tokens wait for more: the programs that count them
+        take as long to launch as for many. A GPU is not waited for.
         """
         waiting = self._waiting.setdefault(layers, [])
         waiting.append((tokens, records))
@@ -219,20 +218,19 @@ class Tally:
             self._count(layers)
 
     def _at_once(self, layers: tuple[int, ...], device: torch.device) -> int:
-        sizes: tuple[int, ...] = len(layers), *self.subject.lam.shape[1:]
-        return max(AT_ONCE[device.type == "cpu"] // math.prod(sizes), 1)
+        """Tokens of these layers that are counted at once."""
+        heads: int = self.subject.lam.shape[1]
+        return max(AT_ONCE[device.type == "cpu"] // (len(layers) * heads), 1)
 
     def _count_rest(self) -> None:
-        for layers, waiting in self._waiting.items():
-            if waiting:
-                self._count(layers)
+        for layers in [*self._waiting]:
+            self._count(layers)
 
     @torch.inference_mode()
     def _count(self, layers: tuple[int, ...]) -> None:
         """Count what is waiting."""
-        waiting = self._waiting[layers]
+        waiting = self._waiting.pop(layers)
         tokens, records = waiting[0] if len(waiting) == 1 else _in_order(waiting)
-        waiting.clear()
         kept = next((counts for counts in self._counts if counts.layers == layers), None)
         if kept is None:
             kept = Counts(self.subject, layers, tokens.device)

@@ -71,7 +71,7 @@ SEGMENT, SEGMENT_ON_GPU = 1024, 8192
 """Tokens that are worked on at once, so that the memory of a long prompt is bounded: on a CPU what its caches hold."""
 
 
-def segment(device: torch.device) -> int:
+def segment_size(device: torch.device) -> int:
     """The tokens that this device works on at once."""
     return SEGMENT if device.type == "cpu" else SEGMENT_ON_GPU
 
@@ -87,10 +87,10 @@ class Segment:
 
 @lru_cache(maxsize=64)
 def segments(ends: tuple[int, ...], device: torch.device) -> list[Segment]:
-    """Cut packed sequences with these boundaries into spans of at most a segment, a sequence only at its marks."""
+    """Cut packed sequences with these boundaries into spans of at most ``segment_size`` tokens, a sequence only at its marks."""
     spans, start = [], 0
     while start < ends[-1]:
-        stop = min(start + segment(device), ends[-1])
+        stop = min(start + segment_size(device), ends[-1])
         begun = ends[bisect_right(ends, stop) - 1]
         stop = stop if stop == ends[-1] else stop - (stop - begun) % MARK
         first, last = bisect_right(ends, start) - 1, bisect_left(ends, stop)

@@ -8,8 +8,9 @@ A row z that reads the memory after a chunk reads it before the chunk with z', a
 
     ω (I + L) = z K_end,      z' = z carry = z (Diag(total) − K_end (I + L)⁻¹ A₀)
 
-where L, K_end, A₀ and total are those of ``chunked``. From chunk to chunk only z is carried, of all sequences together; what
-was written in each is weighed at once. This takes T(2K + C) products a row and head, and decays are only ever multiplied.
+where L, K_end, A₀ and total are those of ``chunked``. Only z goes from chunk to chunk, that of all sequences together; what was
+written is then weighed in all chunks at once. This takes T(K + K²/C + C) products a row and head, and decays are only ever
+multiplied.
 """
 
 import itertools
@@ -24,7 +25,7 @@ from qed_probe.kernels.packing import Grid, chunk_table, grid
 
 @dataclass(frozen=True)
 class Factors:
-    """N packed sequences in n chunks of C tokens, as ``weights`` goes through them.
+    """N packed sequences in n chunks of C tokens, as ``weights`` goes through them; ``layout`` says which token lies where.
 
     ``lower`` ``[n, H, CM, CM]`` is I + L, ``entering`` ``[n, H, CM, K]`` A₀, ``leaving`` ``[n, H, K, CM]`` K_end, ``carry``
     ``[n, H, K, K]`` what a whole chunk does to a row; ``decay`` ``[n, H, C, K or 1]`` and ``keys`` ``[n, H, C, M, K]`` are those
@@ -49,7 +50,7 @@ def factor(g: Tensor, k: Tensor, a: Tensor, ends: tuple[int, ...] | None = None,
     """
     T, _, M, K = k.shape
     ends, per_token = ends or (0, T), 1 << (M - 1).bit_length()
-    longest = max(b - a for a, b in itertools.pairwise(ends))
+    longest = max(end - begin for begin, end in itertools.pairwise(ends))
     layout = grid(ends, min(max(chunk // per_token, 1), 1 << max(longest - 1, 0).bit_length()), k.device)
     keys, rows, decay = layout.fill(k).contiguous(), layout.fill(a).contiguous(), layout.fill(g[..., None, :]).exp()
     within, (entered,), leaving, total = couple([rows], keys, decay)
@@ -65,9 +66,9 @@ def factor(g: Tensor, k: Tensor, a: Tensor, ends: tuple[int, ...] | None = None,
 def weights(factors: Factors, tokens: Tensor, probes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
     """The weights ω of every write in P reads of each sequence, and what of the reads falls on S_0, z₀ ``[N, P, H, K]``.
 
-    ω is ``[P, H, T, M]`` of all packed tokens, in the reads of their own sequence. Read p of sequence s is ``probes[s, p]``
-    ``[H, K]`` on the memory of its token ``tokens[s, p]`` ``[N, P]``, counted within it, after ``seen`` of that token's edits: M
-    for y, the index of the edit for what an edit reads. What was written later has weight 0.
+    ω is ``[P, H, T, M]`` of all packed tokens, each in the reads of its own sequence. Read p of sequence s is ``probes[s, p]`` of
+    ``[N, P, H, K]`` on the memory of the sequence's token ``tokens[s, p]`` of ``[N, P]``, counted within it, after ``seen`` of
+    that token's edits: M for y, the index of the edit for what an edit reads. What was written later has weight 0.
     """
     n, H, C, M, K = factors.keys.shape
     (N, P), chunks = tokens.shape, tokens // C
@@ -102,9 +103,9 @@ def _walk_back(factors: Factors, chunks: Tensor, entered: Tensor) -> tuple[Tenso
 
 
 def _own_chunk(factors: Factors, at: Tensor, last: Tensor, probes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-    """The weights of what reads' own chunks ``at`` wrote so far ``[R, H, CM]``, and how they read the memory before it.
+    """The weights of what reads' own chunks wrote so far ``[R, H, CM]``, and the rows that read the memory before ``[R, H, K]``.
 
-    Read r is ``probes[r]`` ``[H, K]`` on the memory of token ``last[r]`` of its chunk.
+    Read r is ``probes[r]`` ``[H, K]`` on the memory of token ``last[r]`` of the chunk ``at[r]``, after ``seen`` of its edits.
     """
     M, C = factors.keys.shape[3], factors.decay.shape[2]
     place = torch.arange(C, device=at.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qed_probe.kernels import Edits, Read
 from qed_probe.kernels.erase import dot, norm, operator_norm
-from qed_probe.kernels.packing import MARK, segment
+from qed_probe.kernels.packing import MARK, segment_size
 from qed_probe.memory.passes import Array, Running, after_edits, passes, without_direction, written
 from qed_probe.memory.subject import Subject, row
 from qed_probe.memory.transitions import LONGEST, MEASURES, spread, transitions, windows
@@ -103,7 +103,7 @@ class Growth:
         begins = dict(zip(layer.prompts, itertools.pairwise(layer.ends), strict=True))
         mine = [(i, begins[p][0] + t, begins[p][1]) for i, (p, t) in enumerate(self.starts) if p in begins]
         ahead = [min(end - 1 - token, LONGEST) for _, token, end in mine]
-        for group in packs(ahead, segment(e.q.device)) if mine else ():
+        for group in packs(ahead, segment_size(e.q.device)) if mine else ():
             found = transitions(e, [token for _, token, _ in mine[group]], ahead[group], written(layer))
             for (i, _, _), x in zip(mine[group], found, strict=True):
                 self.logs[at, :, :, gates, : x.shape[-1], i] = x.cpu().numpy()

@@ -159,7 +159,7 @@ def read_weights(
     beyond = [token for token in at if not 0 <= token < given.ends[-1]]
     if beyond or not len(at):
         raise InputError(f"tokens: expected some from 0 to {given.ends[-1] - 1}, found {beyond[0] if beyond else 'none'}")
-    parts = [take_apart(given, 0, some, probe) for some in torch.split(torch.tensor(at), BLOCK[True])]
+    parts = [take_apart(given, 0, some, probe) for some in torch.split(torch.tensor(at), BLOCK)]
     T = given.ends[-1]
     weight = torch.cat([pad(x.weights, (0, 0, 0, T - x.weights.shape[2])) for x in parts])
     share = torch.cat([pad(x.parts, (0, T - x.parts.shape[2])) / x.read.square().sum(-1, keepdim=True) for x in parts])

@@ -29,8 +29,8 @@ from qed_probe.store.schema import Variable
 Probe = Literal["query", "direction"]
 BINS = 128
 """Blocks of the map, at most, along either side."""
-BLOCK = 2048, 256
-"""Reads that are taken apart at once: on a GPU, and on a CPU."""
+BLOCK, BLOCK_ON_GPU = 256, 2048
+"""Reads that are taken apart at once."""
 MAPPED = 4096
 """Tokens of the first prompt up to which all of its reads are mapped: their number is squared."""
 _PLACE, _SHARE = ("probe", "layer", "head"), "Σ⟨c_j, r⟩/Σ‖r‖²"
@@ -80,10 +80,10 @@ def take_apart(layer: LayerInputs, prompt: int, tokens: Tensor, probe: Probe = "
     vectors, seen = _probes(layer, probe)
     begin = layer.ends[prompt]
     at = slice(begin, begin + int(tokens.max()) + 1)
-    e, state = layer.edits, layer.initial_state
+    e = layer.edits
     factors = factor(e.g[0, at], e.k[0, at], e.a[0, at])
     found, left = weights(factors, tokens[None], vectors[at][tokens][None], seen)
-    return _reads(found, e.u[0, at], left[0], None if state is None else state[prompt])
+    return _reads(layer, prompt, found, left[0])
 
 
 def _probes(layer: LayerInputs, probe: Probe) -> tuple[Tensor, int]:
@@ -98,12 +98,14 @@ def _probes(layer: LayerInputs, probe: Probe) -> tuple[Tensor, int]:
     return e.d[0], e.main
 
 
-def _reads(found: Tensor, u: Tensor, left: Tensor, state: Tensor | None) -> Reads:
-    """Reads with the weights ``[P, H, T, M]`` on ``u`` ``[T, H, M, V]``, and ``left`` ``[P, H, K]`` on the initial state."""
+def _reads(layer: LayerInputs, prompt: int, found: Tensor, left: Tensor) -> Reads:
+    """Reads with the weights ``[P, H, T, M]`` on the prompt's first T tokens, and ``left`` ``[P, H, K]`` on its initial state."""
+    begin = layer.ends[prompt]
+    u = layer.edits.u[0, begin : begin + found.shape[2]]
     read = torch.einsum("phtm,thmv->phv", found, u)
     initial = left.new_zeros(left.shape[:2])
-    if state is not None:
-        held = torch.einsum("phk,hkv->phv", left, state.to(left.dtype))
+    if layer.initial_state is not None:
+        held = torch.einsum("phk,hkv->phv", left, layer.initial_state[prompt].to(left.dtype))
         read = read + held
         initial = torch.linalg.vecdot(held, read)
     parts = (found * torch.einsum("thmv,phv->phtm", u, read)).sum(-1)
@@ -133,18 +135,14 @@ class Sources:
 
     def add(self, layer: LayerInputs) -> None:
         """Take the chosen reads of these prompts apart, and hold those of the query against the model's output."""
-        e, state = layer.edits, layer.initial_state
+        e, begins, chosen = layer.edits, layer.ends[:-1], [self.subject.chosen[number] for number in layer.prompts]
         factors = factor(e.g[0], e.k[0], e.a[0], layer.ends)
-        begins, chosen = layer.ends[:-1], [self.subject.chosen[number] for number in layer.prompts]
         tokens, starts = torch.tensor([chosen, begins], device=e.q.device)[..., None]
         spans = [slice(begin, begin + token + 1) for begin, token in zip(begins, chosen, strict=True)]
         for i, probe in enumerate(self.probes):
             vectors, seen = _probes(layer, probe)
             found, left = weights(factors, tokens, vectors[starts + tokens], seen)
-            reads = [
-                _reads(found[:, :, at], e.u[0, at], left[prompt], None if state is None else state[prompt])
-                for prompt, at in enumerate(spans)
-            ]
+            reads = [_reads(layer, prompt, found[:, :, at], left[prompt]) for prompt, at in enumerate(spans)]
             if probe == "query":
                 _check(layer, chosen, torch.cat([one.read for one in reads]))
             self._keep(i, self.subject.at(layer), layer.prompts, reads)
@@ -169,17 +167,17 @@ class Sources:
 
     def _maps(self, layer: LayerInputs, prompt: int) -> NDArray[np.float64]:
         """Shares ``[probe, H, target, source]`` of all reads of a prompt, block by block; NaN of blocks whose reads are 0."""
-        span, side, e = slice(*layer.ends[prompt : prompt + 2]), self.side, layer.edits
-        g, k, a, u = (x[0, span] for x in (e.g, e.k, e.a, e.u))
-        state = None if layer.initial_state is None else layer.initial_state[prompt]
-        factors, n, T = factor(g, k, a), -(-len(u) // side), len(u)
-        parts = u.new_zeros(len(self.probes), len(u[0]), n * side, n, dtype=torch.float64)
-        energy = u.new_zeros(parts.shape[:3], dtype=torch.float64)
+        span, side = slice(*layer.ends[prompt : prompt + 2]), self.side
+        g, k, a = (x[0, span] for x in (layer.edits.g, layer.edits.k, layer.edits.a))
+        factors, T, n = factor(g, k, a), len(k), -(-len(k) // side)
+        parts = k.new_zeros(len(self.probes), k.shape[1], n * side, n, dtype=torch.float64)
+        energy = k.new_zeros(parts.shape[:3], dtype=torch.float64)
+        together = BLOCK if k.device.type == "cpu" else BLOCK_ON_GPU
         for i, probe in enumerate(self.probes):
             vectors, seen = _probes(layer, probe)
-            for tokens in torch.split(torch.arange(T, device=u.device), BLOCK[u.device.type == "cpu"]):
+            for tokens in torch.split(torch.arange(T, device=k.device), together):
                 found, left = weights(factors, tokens[None], vectors[span][tokens][None], seen)
-                reads = _reads(found, u, left[0], state)
+                reads = _reads(layer, prompt, found, left[0])
                 by_source = pad(reads.parts.double(), (0, n * side - T))
                 parts[i, :, tokens] = by_source.view(*by_source.shape[:2], n, side).sum(-1).transpose(0, 1)
                 energy[i, :, tokens] = reads.read.double().square().sum(-1).T

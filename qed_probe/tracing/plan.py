@@ -31,7 +31,7 @@ from qed_probe.tracing.inputs import inputs
 PACK, PACK_ON_GPU = 8192, 32768
 """Tokens of a forward pass, each prompt rounded up to whole chunks: whole prompts, or one that is longer.
 
-With fewer a GPU waits for its programs to be launched.
+With fewer than it is given, a GPU waits for its programs to be launched.
 """
 VECTORS = ("none", "float16", "float32")
 
