@@ -1,6 +1,7 @@
 """Capacity of memories: states whose singular values are known, a plain loop over tokens in numpy for the rest."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,13 @@ def numbers(S: np.ndarray) -> list[float]:
 def test_singular_values_are_numpys(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     np.testing.assert_allclose(singular_values(x), np.linalg.svd(x.numpy(), compute_uv=False), rtol=0, atol=1e-13)
+
+
+def test_threads_that_begin_later_have_the_cores_that_they_had() -> None:
+    before = torch.get_num_threads()
+    singular_values(torch.zeros(1, 2, 2))
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == before
 
 
 def test_packs_apart_are_the_same_as_together() -> None:
