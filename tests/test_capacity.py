@@ -1,6 +1,7 @@
 """Capacity of memories: states whose singular values are known, a plain loop over tokens in numpy for the rest."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,18 @@ def test_what_is_not_finite_is_counted() -> None:
     x = torch.full((1, 1, 2, 2), torch.inf)
     assert measure(x).isnan().all()
     assert measure(torch.eye(2)[None, None]).ravel().tolist() == pytest.approx([2, 2, 2**0.5, 1, 1])
+
+
+def test_threads_that_begin_later_have_all_cores() -> None:
+    """Singular values are taken by threads of one core each, which is not for others to inherit: a trace keeps the number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        measure(torch.eye(2)[None, None])
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("mixer", DELTA)

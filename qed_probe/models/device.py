@@ -30,9 +30,15 @@ def find_device(name: str | torch.device) -> torch.device:
     return found
 
 
-def workers() -> ThreadPoolExecutor:
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
     """A thread for each core, and one core for each: of many small matrices LAPACK takes one after another, best on one core."""
-    return ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)  # a thread begins with the number that was set last, whichever thread set it
 
 
 @contextmanager
