@@ -173,14 +173,16 @@ class Sources:
         g, k, a, u = (x[0, span] for x in (e.g, e.k, e.a, e.u))
         state = None if layer.initial_state is None else layer.initial_state[prompt]
         factors, n, T = factor(g, k, a), -(-len(u) // side), len(u)
+        together = BLOCK[u.device.type == "cpu"]
         parts = u.new_zeros(len(self.probes), len(u[0]), n * side, n, dtype=torch.float64)
         energy = u.new_zeros(parts.shape[:3], dtype=torch.float64)
         for i, probe in enumerate(self.probes):
             vectors, seen = _probes(layer, probe)
-            for tokens in torch.split(torch.arange(T, device=u.device), BLOCK[u.device.type == "cpu"]):
+            for start in range(0, T, together):
+                tokens, until = torch.arange(start, min(start + together, T), device=u.device), slice(start + together)
                 found, left = weights(factors, tokens[None], vectors[span][tokens][None], seen)
-                reads = _reads(found, u, left[0], state)
-                by_source = pad(reads.parts.double(), (0, n * side - T))
+                reads = _reads(found[:, :, until], u[until], left[0], state)
+                by_source = pad(reads.parts.double(), (0, n * side - reads.parts.shape[-1]))
                 parts[i, :, tokens] = by_source.view(*by_source.shape[:2], n, side).sum(-1).transpose(0, 1)
                 energy[i, :, tokens] = reads.read.double().square().sum(-1).T
         by_block = *energy.shape[:2], n, side
