@@ -196,6 +196,19 @@ def test_the_steps_of_a_sample() -> None:
             torch.testing.assert_close(found[rows[1], i], torch.linalg.eigvals(step).abs().max())
 
 
+def test_a_run_that_is_not_finite_is_counted_to_its_end(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = qp.LanguageModel(qp.ModelConfig("qed", 16, 2, 2, 8, 4, 16, 256, "bytes"))
+    with torch.no_grad():
+        model.mixers[0].o_proj.weight.fill_(3e38)  # what the second layer sees overflows
+    qp.save_model(model, tmp_path)
+    ds = qp.tally_eigen(tmp_path, qp.text_prompts(["an erase"], qp.ByteTokenizer()))
+    assert ds["nonfinite"].sel(layer=0).sum() == 0 < ds["nonfinite"].sel(layer=1).sum()
+    assert set(ds["sample_layer"].values[np.isnan(ds["step_norm"])]) == {1}
+    with pytest.raises(InputError, match=r"^run: expected finite records, found .* first at layer 1, "):
+        qp.verdicts(qp.compare_eigen({"run": ds}))
+
+
 def test_layers_that_are_counted_apart_and_tokens_in_pieces_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     shape, bounds = (2, 444, 3), np.array([0, 222, 444])

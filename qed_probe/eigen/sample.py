@@ -67,7 +67,7 @@ class Sample:
 
 
 def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> Tensor:
-    """The rows ``STEPS`` of n steps S ← Π_m (I − k_m a_mᵀ) Diag(exp g) S, ``[4, n]``.
+    """The rows ``STEPS`` of n steps S ← Π_m (I − k_m a_mᵀ) Diag(exp g) S, ``[4, n]``, NaN of a step that is not finite.
 
     ``k`` and ``a`` are ``[n, M, K]``, ``g`` ``[n, K or 1]``; ``base`` ``[n, K]`` is what edit ``main`` reads without the added
     direction.
@@ -79,7 +79,10 @@ def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> T
         step = torch.diag_embed(g.exp().expand_as(base))
         for m in range(k.shape[1]):
             step = step - k[:, m, :, None] * (reads[:, m, None] @ step)
-        found.append((torch.linalg.matrix_norm(step, 2) - 1, torch.linalg.eigvals(step).abs().amax(-1)))
+        known = step.isfinite().flatten(1).all(1)
+        step = step.where(known[:, None, None], 0)
+        sizes = torch.linalg.matrix_norm(step, 2) - 1, torch.linalg.eigvals(step).abs().amax(-1)
+        found.append([x.where(known, torch.nan) for x in sizes])
     (norm, radius), (norm_base, radius_base) = found[0], found[-1]
     return torch.stack([norm, norm_base, radius, radius_base])
 
