@@ -80,6 +80,18 @@ def test_what_is_not_finite_is_counted() -> None:
     assert measure(torch.eye(2)[None, None]).ravel().tolist() == pytest.approx([2, 2, 2**0.5, 1, 1])
 
 
+def test_threads_that_begin_later_have_all_cores() -> None:
+    """Singular values are taken by threads of one core each, which is not for others to inherit: a trace keeps the number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        measure(torch.eye(2)[None, None])
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("mixer", DELTA)
 def test_states_are_measured_at_marks_and_at_the_last_token(mixer: str) -> None:
     layer = with_state(make_layer(mixer, (0, 1, 65, 164, 464, 593)))

@@ -17,7 +17,7 @@ from qed_probe.eigen.parts import labelled
 from qed_probe.eigen.run import tally_trace
 from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
-from qed_probe.eigen.tally import Subject, Tally
+from qed_probe.eigen.tally import Counts, Subject, Tally
 from qed_probe.errors import InputError, StoreError
 from qed_probe.kernels import MIXERS, edits, run
 from qed_probe.models.capture import Captured
@@ -107,6 +107,18 @@ def test_the_worst_are_the_worst_and_of_equals_the_first() -> None:
     assert ds["worst_token_text"].values[0] == TEXT[10]
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_what_is_no_number_is_none_of_the_worst(sign: int) -> None:
+    """Whatever its sign, which differs between a CPU's vectors, what is left over of them, and a GPU."""
+    bounds = np.array([0, 40])
+    subject = Subject(MIXERS["qed"], 1, 1.0, (0,), np.zeros((1, 1)), bounds, parse_claims(["abs<=1"]))
+    excess = torch.full((1, 40, 1, 1), -0.5, dtype=torch.float64)
+    excess[0, :30], excess[0, 35] = torch.tensor(torch.nan, dtype=torch.float64).copysign(torch.tensor(sign)), 0.5
+    rows = Counts(subject, (0,))._worst(excess, (excess, excess), torch.arange(40))
+    assert rows[0, :11].tolist() == [0.5, *[-0.5] * 9, -torch.inf]
+    assert rows[3, :11].tolist() == [35, *range(30, 35), *range(36, 40), 0]
+
+
 def test_one_violation_in_a_million_fails() -> None:
     e = np.full((2, 760 * 222, 3), 0.5, np.float32)
     e[1, 123_456, 2] = np.nextafter(np.float32(1), np.float32(2))
@@ -194,6 +206,30 @@ def test_the_steps_of_a_sample() -> None:
             step = (eye - torch.outer(k[i, 1], reads)) @ (eye - torch.outer(k[i, 0], a[i, 0])) @ torch.diag(g[i].exp())
             torch.testing.assert_close(found[rows[0], i], torch.linalg.svdvals(step)[0] - 1)
             torch.testing.assert_close(found[rows[1], i], torch.linalg.eigvals(step).abs().max())
+
+
+def test_a_run_that_is_not_finite_is_counted_to_its_end(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = qp.LanguageModel(qp.ModelConfig("qed", 16, 2, 2, 8, 4, 16, 256, "bytes"))
+    with torch.no_grad():
+        model.mixers[0].o_proj.weight.fill_(3e38)  # what the second layer sees overflows
+    qp.save_model(model, tmp_path)
+    ds = qp.tally_eigen(tmp_path, qp.text_prompts(["an erase"], qp.ByteTokenizer()))
+    assert ds["nonfinite"].sel(layer=0).sum() == 0 < ds["nonfinite"].sel(layer=1).sum()
+    assert set(ds["sample_layer"].values[np.isnan(ds["step_norm"])]) == {1}
+    with pytest.raises(InputError, match=r"^run: expected finite records, found .* first at layer 1, "):
+        qp.verdicts(qp.compare_eigen({"run": ds}))
+
+
+@pytest.mark.parametrize("K", [5, 9, 33])
+def test_no_bit_of_a_step_hangs_on_those_that_are_measured_with_it(K: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    k, a = (torch.randn(40, 2, K, generator=rng, dtype=torch.float64) / K for _ in range(2))
+    base, g = a[:, 0] + k[:, 1], -torch.rand(40, K, generator=rng, dtype=torch.float64)
+    whole, order = step_sizes(k, a, base, g, main=0), torch.randperm(40, generator=rng)
+    for size in (1, 7):
+        for at in torch.split(order, size):
+            assert torch.equal(step_sizes(k[at], a[at], base[at], g[at], main=0), whole[:, at])
 
 
 def test_layers_that_are_counted_apart_and_tokens_in_pieces_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ from qed_probe.errors import CheckFailed, InputError
 from qed_probe.kernels import MIXERS, Tokens
 from qed_probe.memory import inspect_memory, inspect_memory_store
 from qed_probe.memory.run import _Run
-from qed_probe.memory.sources import Probe, Sources, take_apart
+from qed_probe.memory.sources import BLOCK, Probe, Sources, take_apart
 from qed_probe.memory.subject import bin_of, lag_bins, subject_of
 from qed_probe.replays.inputs import LayerInputs
 from tests.drawn import texts
+from tests.recurrences import make_tokens
 from tests.replayed import ENDS, layer_of, make_layer
 
 ROUNDING = 1e-5
@@ -115,6 +116,22 @@ def test_a_table_pools_reads_by_role_and_lag() -> None:
         np.testing.assert_allclose(ds["share_lag"][i].sum("lag"), 1, rtol=1e-6)
         np.testing.assert_allclose(ds["share_map"][i, 0, :, 4].sum("source_block"), 1, rtol=1e-5)
         np.testing.assert_allclose(ds["share_map"][i, 0, :, 4], ds["share_token"][i, 0], rtol=1e-5, atol=1e-7)
+
+
+def test_what_overflows_later_leaves_the_map_of_earlier_reads_alone() -> None:
+    """A product of what a later block writes and of an earlier read is beyond float32; the read has nothing of it."""
+    tokens = make_tokens("qed", T=400)
+    maps = []
+    for size in (1.0, 1e36):
+        v = 100 * tokens.v
+        v[:, 300] *= size
+        layer = layer_of("qed", replace(tokens, v=v), (0, 400))
+        part = Sources(subject_of(MIXERS["qed"], (0,), 2, [(400, None)]))
+        part.add(layer)
+        assert part.map is not None
+        maps.append(part.map[:, 0, :, : BLOCK // part.side])
+    assert np.isfinite(maps[0][:, :, 1:]).all()
+    np.testing.assert_array_equal(maps[1], maps[0])
 
 
 def test_a_first_token_by_its_direction_reads_nothing() -> None:

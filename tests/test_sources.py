@@ -104,9 +104,11 @@ def test_packed_sequences_are_read_as_each_alone(lengths: tuple[int, ...]) -> No
         torch.testing.assert_close(left[i, None], expected[1], rtol=0, atol=1e-13)
 
 
-def test_what_overflows_later_leaves_a_read_alone() -> None:
+@pytest.mark.parametrize("first", [101, 130])
+def test_what_overflows_later_leaves_a_read_alone(first: int) -> None:
+    """In the read's own chunk too, where what was read of it is coupled to what comes later."""
     x = make(200, 1, 1, 8, 4, 8)
-    x["a"][130:] = -1e300
+    x["a"][first:], x["k"][first:] = -1e300, 1e10 * x["k"][first:]
     found, (left,) = weights(factor(x["g"], x["k"], x["a"]), torch.tensor([[5, 100]]), x["p"][None, :2, :1], 1)
     alone = weights(factor(x["g"][:101], x["k"][:101], x["a"][:101]), torch.tensor([[5, 100]]), x["p"][None, :2, :1], 1)
     torch.testing.assert_close(found[:, :, :101], alone[0], rtol=0, atol=1e-13)

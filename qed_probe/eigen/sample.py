@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from qed_probe.kernels import Edits, Mixer, Tokens, edits
 from qed_probe.kernels.mixers import by_token, cut
 from qed_probe.models.device import workers
 
-SIZE, TOGETHER = 1024, 8
-"""Tokens and heads of the sample, over all layers together, and how many of them a core takes at once."""
+SIZE, TOGETHER = 1024, 128
+"""Tokens and heads of the sample, over all layers together, and those whose steps are made at once."""
 STEPS = ("step_norm", "step_norm_base", "step_radius", "step_radius_base")
 
 
@@ -55,9 +55,8 @@ class Sample:
             return found
         main, places = self._seen[0][1].main, np.concatenate([chosen for chosen, _ in self._seen])
         given = (torch.cat(x) for x in zip(*(self._rows(*one) for one in self._seen), strict=True))
-        with workers() as pool:
-            parts = pool.map(partial(step_sizes, main=main), *(torch.split(x, TOGETHER) for x in given))
-            found[:, places] = torch.cat([*parts], 1).numpy()
+        blocks = zip(*(torch.split(x, TOGETHER) for x in given), strict=True)
+        found[:, places] = torch.cat([step_sizes(*block, main=main) for block in blocks], 1).numpy()
         return found
 
     def _rows(self, chosen: NDArray[np.int64], ready: Edits) -> tuple[Tensor, ...]:
@@ -67,21 +66,36 @@ class Sample:
 
 
 def step_sizes(k: Tensor, a: Tensor, base: Tensor, g: Tensor, *, main: int) -> Tensor:
-    """The rows ``STEPS`` of n steps S ← Π_m (I − k_m a_mᵀ) Diag(exp g) S, ``[4, n]``.
+    """The rows ``STEPS`` of n steps S ← Π_m (I − k_m a_mᵀ) Diag(exp g) S, ``[4, n]``, NaN of a step that is not finite.
 
     ``k`` and ``a`` are ``[n, M, K]``, ``g`` ``[n, K or 1]``; ``base`` ``[n, K]`` is what edit ``main`` reads without the added
     direction.
     """
     without = a.clone()
     without[:, main] = base
-    found = []
-    for reads in (a,) if torch.equal(a, without) else (a, without):
-        step = torch.diag_embed(g.exp().expand_as(base))
-        for m in range(k.shape[1]):
-            step = step - k[:, m, :, None] * (reads[:, m, None] @ step)
-        found.append((torch.linalg.matrix_norm(step, 2) - 1, torch.linalg.eigvals(step).abs().amax(-1)))
-    (norm, radius), (norm_base, radius_base) = found[0], found[-1]
-    return torch.stack([norm, norm_base, radius, radius_base])
+    both = [_steps(k, reads, g) for reads in ((a,) if torch.equal(a, without) else (a, without))]
+    parts = torch.chunk(torch.cat(both), 4 * torch.get_num_threads())
+    with workers() as pool:
+        sizes = torch.cat([*pool.map(_sizes, parts)]).view(len(both), -1, 2)
+    return torch.stack([sizes[0, :, 0], sizes[-1, :, 0], sizes[0, :, 1], sizes[-1, :, 1]])
+
+
+def _steps(k: Tensor, reads: Tensor, g: Tensor) -> Tensor:
+    """The matrices ``[n, K, K]``; no bit of one hangs on the others, as it could in a product of all."""
+    step = torch.diag_embed(g.exp().expand_as(k[:, 0]))
+    for m in range(k.shape[1]):
+        step = step - k[:, m, :, None] * (reads[:, m, :, None] * step).sum(1, keepdim=True)
+    return step
+
+
+def _sizes(steps: Tensor) -> Tensor:
+    """‖step‖₂ − 1 and the spectral radius of each, ``[n, 2]``, NaN where it is not finite."""
+    known = steps.isfinite().flatten(1).all(1)
+    # With rows and columns of zeros all begin alike in memory, on which LAPACK's last bits may hang.
+    rest = -steps.shape[-1] % 8
+    steps = pad(steps.where(known[:, None, None], 0), (0, rest, 0, rest))
+    sizes = torch.linalg.svdvals(steps)[:, 0] - 1, torch.linalg.eigvals(steps).abs().amax(-1)
+    return torch.stack(sizes, -1).where(known[:, None], torch.nan)
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens:

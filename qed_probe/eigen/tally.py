@@ -152,7 +152,8 @@ class Counts:
     def _worst(self, excess: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
         """The largest excesses of ``[layer, T, H, edits]``, of equal ones the first: one key of 63 bits each has no equals."""
         L, _, H, M = excess.shape
-        size = excess.transpose(0, 1).flatten().float() + 0.0  # of the zeros only the positive one
+        size = excess.transpose(0, 1).flatten().float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        size += 0.0  # of the zeros only the positive one
         bits = size.view(torch.int32).long()
         place = torch.arange(len(size), device=size.device)
         key = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 31) + (_LAST - place)

@@ -116,6 +116,7 @@ def _own_chunk(factors: Factors, at: Tensor, last: Tensor, probes: Tensor, seen:
     read = torch.einsum("rhk,rhck,rhcmk->rhcm", probes, since.expand(*since.shape[:3], probes.shape[-1]), factors.keys[at])
     unseen = later[:, :, None] | ((place == last[:, None])[:, :, None] & (torch.arange(M, device=at.device) >= seen))
     rows = read.masked_fill(unseen[:, None], 0).flatten(2)[:, :, None]
-    omega = torch.linalg.solve_triangular(factors.lower[at], rows, upper=False, left=False, unitriangular=True)
+    lower = factors.lower[at].masked_fill_(unseen.flatten(1)[:, None, :, None], 0)  # what overflows later is not read
+    omega = torch.linalg.solve_triangular(lower, rows, upper=False, left=False, unitriangular=True)
     entered = probes * until[:, :, 0] - (omega @ factors.entering[at])[:, :, 0]
     return omega[:, :, 0], no_dust(entered)

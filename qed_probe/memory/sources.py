@@ -177,8 +177,8 @@ class Sources:
             vectors, seen = _probes(layer, probe)
             for tokens in torch.split(torch.arange(T, device=k.device), together):
                 found, left = weights(factors, tokens[None], vectors[span][tokens][None], seen)
-                reads = _reads(layer, prompt, found, left[0])
-                by_source = pad(reads.parts.double(), (0, n * side - T))
+                reads = _reads(layer, prompt, found[:, :, : int(tokens[-1]) + 1], left[0])
+                by_source = pad(reads.parts.double(), (0, n * side - reads.parts.shape[-1]))
                 parts[i, :, tokens] = by_source.view(*by_source.shape[:2], n, side).sum(-1).transpose(0, 1)
                 energy[i, :, tokens] = reads.read.double().square().sum(-1).T
         by_block = *energy.shape[:2], n, side
