@@ -1,6 +1,7 @@
 """``qed-probe info``."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from qed_probe.cli.trace import TrustRemoteCode
 from qed_probe.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from qed_probe.models.foreign.description import Description
 
 Subject = Annotated[Path, typer.Argument(metavar="RUN.zarr | CHECKPOINT", help="A store or a checkpoint.")]
@@ -29,8 +32,15 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     if not store:
         facts = list(_checkpoint(where, trust_remote_code))
     else:
-        says = {OUTCOMES: _outcomes, EIGEN: _eigen, PATCHES: _patches, MEMORY: _memory, REPLAYS: _replays}
-        facts = list({place.KINDS[kind]: say for kind, say in says.items()}.get(place.kind(where), _store)(where))
+        kinds = {
+            OUTCOMES: (qp.open_outcomes, _outcomes), EIGEN: (qp.open_eigen, _eigen), PATCHES: (qp.open_patches, _patches),
+            MEMORY: (qp.open_memory, _memory), REPLAYS: (qp.open_replays, _replays),
+        }  # fmt: skip
+        known = {place.KINDS[kind]: way for kind, way in kinds.items()}
+        load, say = known.get(place.kind(where), (qp.open, partial(_trace, where)))
+        ds = load(where)
+        attrs = ((name, value) for name, value in ds.attrs.items() if name not in ("variables", "complete"))
+        facts = [*say(ds), ("size", _size(where)), *attrs]
     screen.facts(str(path), facts)
     if store:
         typer.echo(f"next: qed-probe plot {path}")
@@ -38,58 +48,40 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
         typer.echo(f"what a trace costs: qed-probe trace {path} --dry-run")
 
 
-def _outcomes(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open_outcomes(path)
+def _outcomes(ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield "samples", f"{ds.sizes['sample']:,}"
     for name in ("model", "arm", "seed", "task", "length", "strength", "direction", "mode"):
         values = sorted({*ds[name].values.tolist()})
         yield name, ", ".join(map(str, values[:12])) + (f", +{len(values) - 12} more" if len(values) > 12 else "")
-    yield "size", _size(path)
-    yield from ds.attrs.items()
 
 
-def _eigen(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open_eigen(path)
+def _eigen(ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield "tokens", f"{int(ds['prompt_tokens'].sum()):,} of {int(ds['prompt_length'].sum()):,}"
     yield "claims", ", ".join(ds["claim"].values.tolist())
-    yield "size", _size(path)
-    yield from ds.attrs.items()
 
 
-def _patches(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open_patches(path)
+def _patches(ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield "pairs", f"{ds.sizes['pair']:,}"
     yield "exchanged", ", ".join(ds["what"].values.tolist())
     yield "heads", f"{ds.sizes['layer']} layers of {ds.sizes['head']}"
-    yield "size", _size(path)
-    yield from ds.attrs.items()
 
 
-def _replays(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open_replays(path)
+def _replays(ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield from ((f"{name}s", ", ".join(ds[name].values.tolist())) for name in ("direction", "regime"))
     yield "layers", f"{ds.sizes['layer']}"
-    yield "size", _size(path)
-    yield from ds.attrs.items()
 
 
-def _memory(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open_memory(path)
+def _memory(ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield "heads", f"{ds.sizes['layer']} layers of {ds.sizes['head']}"
     if lost := int(ds["nonfinite"].max()):
         yield "left out", f"up to {lost:,} prompts a layer whose inputs are not finite"
-    yield "size", _size(path)
-    yield from ds.attrs.items()
 
 
-def _store(path: Path) -> Iterator[tuple[str, object]]:
-    ds = qp.open(path)
+def _trace(path: Path, ds: "xr.Dataset") -> Iterator[tuple[str, object]]:
     yield "prompts", f"{ds.sizes['boundary'] - 1:,}"
     yield "tokens", f"{ds.sizes['token']:,}, {int(ds['complete'].sum()):,} of them complete"
-    yield "size", _size(path)
     yield "variables", ", ".join(str(name) for name in ds.data_vars)
     yield "groups", ", ".join(group for group in ("inputs", "states") if (path / group).is_dir()) or "none"
-    yield from ((name, value) for name, value in ds.attrs.items() if name not in ("variables", "complete"))
 
 
 def _checkpoint(path: Path, trust: bool) -> Iterator[tuple[str, object]]:

@@ -25,8 +25,8 @@ MARGINS = (1e-3, 1e-2, 1e-1)
 """A size above each of these is counted."""
 SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
-AT_ONCE = (1 << 22, 1 << 17)
-"""Tokens, layers and heads together that are counted at once: on a GPU what its memory holds, on a CPU what its caches do."""
+AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 22
+"""Tokens, layers and heads together that are counted at once: on a CPU what its caches hold, on a GPU what its memory does."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
 PENDING = 64
@@ -221,7 +221,7 @@ class Tally:
     def _at_once(self, layers: tuple[int, ...], device: torch.device) -> int:
         """Tokens of these layers that are counted at once."""
         heads: int = self.subject.lam.shape[1]
-        return max(AT_ONCE[device.type == "cpu"] // (len(layers) * heads), 1)
+        return max((AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU) // (len(layers) * heads), 1)
 
     def _count_rest(self) -> None:
         for layers in [*self._waiting]:
