@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -27,7 +26,7 @@ def draw_effects(ds: xr.Dataset) -> Figure:
     """
     figure = style.new_figure(style.PAGE, 3.7)
     grid = figure.subplot_mosaic([["own reads", "base reads", "roles"], ["shares", "sizes", "roles"]], width_ratios=[1, 1, 0.9])
-    layers, shades = ds["layer"].values, mpl.colormaps["viridis"](np.linspace(0, 0.9, ds.sizes["layer"]))
+    layers, shades = ds["layer"].values, axes.shades(ds.sizes["layer"])
     for name, title in CONVENTIONS.items():
         _draw_lags(grid[name], ds.sel(effect_convention=name), shades)
         grid[name].set_title(title, pad=3)

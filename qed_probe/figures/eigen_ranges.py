@@ -129,7 +129,7 @@ def draw_eigen_steps(ds: xr.Dataset) -> Figure:
     across = axes.columns(len(models))
     figure, panels = axes.panels(len(models), across, 1.6, style.COLUMN if len(models) == 1 else style.PAGE)
     layers = ds["layer"].values
-    shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
+    shades = axes.shades(len(layers))
     for panel, (title, model) in zip(panels, models.items(), strict=True):
         steps = model["steps"].values
         ends = np.stack([np.stack(parts.extremes(run, parts.USED)) for _, run in parts.each_run(model)])  # [step, 2, layer, head]

@@ -44,6 +44,8 @@ def draw_recall(ds: xr.Dataset) -> Figure:
         panel.tick_params(labelleft=i % across == 0)
         panel.set_xlabel("lag Δ (tokens)" if i + across >= len(layers) else "")
         panel.set_ylabel("⟨r, v⟩/‖v‖²" if i % across == 0 else "")
+    low, high = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(low, high + 0.15 * (high - low))  # room for the counts
     _draw_halves(figure.add_subplot(grid[:, -1]), ds)
     lines = [axes.entry(name, **look) for name, (_, _, look) in CURVES.items()]
     marks = [axes.entry(WORDS[name], linestyle="none", markersize=3, **look) for name, look in HALVES.items()]
