@@ -171,7 +171,8 @@ def label(
 def _subject(ds: xr.Dataset, names: Sequence[str]) -> str:
     """What ran, and where d is shown whether it is only what would be added."""
     idle = "lambda" in ds and not ds["lambda"].values.any() and not OF_DIRECTION.isdisjoint(names)
-    return ran(ds.attrs) + " (λ = 0: d is what would be added)" * idle
+    memory = "the memory has " * (ds.attrs.get("mode") == "immediate")
+    return ran(ds.attrs) + f" ({memory}λ = 0: d is what would be added)" * idle
 
 
 def label_folded(

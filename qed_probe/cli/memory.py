@@ -76,7 +76,8 @@ def memory(
     ds = ds.assign_attrs(created_by=shlex.join(["qed-probe", *sys.argv[1:]]), qed_probe=qp.__version__)
     qp.save_memory(ds, output, overwrite=overwrite)
     _show(ds)
-    typer.echo(f"The memories are in {output}; next: qed-probe plot {output}")
+    drawn = set(ds.data_vars) - {"nonfinite"}
+    typer.echo(f"The memories are in {output}" + f"; next: qed-probe plot {output}" * bool(drawn))
 
 
 def _show(ds: "xr.Dataset") -> None:

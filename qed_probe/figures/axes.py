@@ -120,6 +120,12 @@ def length_axis(axes: Axes, lengths: NDArray[Any], most: int) -> None:
     axes.set_xlim(low, high)
 
 
+def from_zero(axes: Axes) -> None:
+    """Let the y axis begin at 0 and end a little above what is drawn."""
+    top = float(axes.dataLim.y1)
+    axes.set_ylim(0, 1.05 * top if 0 < top < np.inf else None)
+
+
 def shades(count: int) -> NDArray[np.float64]:
     """A colour a layer, from the first, dark, to the last."""
     return mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))

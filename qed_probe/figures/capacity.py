@@ -37,7 +37,7 @@ def draw_capacity(ds: xr.Dataset) -> Figure:
         if not np.isfinite(x.values).any():
             axes.label_gap(panel, "one prompt" if name.endswith("variance") else "no ranks")
         axes.length_axis(panel, np.unique(tokens[np.isfinite(tokens)]), 8)
-        panel.set_ylim(0, None)
+        axes.from_zero(panel)
         panel.set_title(TITLES[name], pad=3)
         panel.set_xlabel("tokens seen")
     spectrum = figure.add_subplot(grid[0, 4:])

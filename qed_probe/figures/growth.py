@@ -94,7 +94,7 @@ def _draw_norms(panel: Axes, ds: xr.Dataset) -> None:
             )
     if ds["norm_mean"].isnull().all():
         axes.label_gap(panel, "no states")
-    panel.set_ylim(0, None)
+    axes.from_zero(panel)
     panel.set_xlim(0, 1.03 * float(ds["norm_position"][-1]))
     panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     panel.set_xlabel("tokens seen")
@@ -156,6 +156,7 @@ def _note(ds: xr.Dataset) -> list[str]:
         )
         same = tokens > 0 and not ds["joint_growth"].any() and not ds["edit_growth"].any()
         lines += ["λ = 0: with and without λd is the same."] * same
+    lines.append(f"‖S‖ every {int(ds['norm_position'][0])} tokens; a prompt's last state stands at the next of these.")
     return lines
 
 

@@ -1,6 +1,5 @@
 """What reads of the memory are made of: by role and lag, and of one prompt all reads by all sources."""
 
-from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from qed_probe.figures import axes, style
-from qed_probe.figures.strip import OTHER_COLOURS, ROLE_COLOURS
+from qed_probe.figures.strip import role_colours
 
 ROWS = 24
 """Heads that have rows of their own; of more, the layers have."""
@@ -29,7 +28,7 @@ def draw_sources(ds: xr.Dataset) -> Figure:
     by_head = ds.sizes["layer"] * ds.sizes["head"] <= ROWS
     rows = [f"{layer}:{head}" for layer in ds["layer"].values for head in ds["head"].values] if by_head else ds["layer"].values
     ds = ds.sel(role=(ds["share_role"] != 0).any(("probe", "layer", "head")))
-    probes, colours = ds["probe"].values, role_colours(ds["role"].values)
+    probes, colours = ds["probe"].values, role_colours(ds["role"].values.tolist())
     height = 0.5 + 0.14 * len(rows)
     figure, panels = axes.panels(2 * len(probes), len(probes), height, style.PAGE, alike=False)
     prefix = "" if by_head else "layer_"
@@ -37,7 +36,7 @@ def draw_sources(ds: xr.Dataset) -> Figure:
     for column, probe in enumerate(probes):
         mine = ds.sel(probe=probe)
         shares = mine[f"{prefix}share_role"].transpose(..., "role").values.reshape(len(rows), -1)
-        _draw_bars(panels[column], shares, [colours[str(role)] for role in ds["role"].values], lost)
+        _draw_bars(panels[column], shares, [colours[role] for role in ds["role"].values.tolist()], lost)
         panels[column].set_title(NAMES[str(probe)], pad=3)
         panels[column].set_xlabel("share")
         lags = mine[f"{prefix}share_lag"].transpose(..., "lag").values.reshape(len(rows), -1)
@@ -53,14 +52,6 @@ def draw_sources(ds: xr.Dataset) -> Figure:
     axes.legend(figure, handles)
     style.write_below(figure, _note(ds))
     return figure
-
-
-def role_colours(roles: NDArray[np.str_]) -> dict[str, str]:
-    """A colour a role, the same in every figure for the roles of the tasks."""
-    found = {str(role): ROLE_COLOURS[str(role)] for role in roles if str(role) in ROLE_COLOURS}
-    plain = {str(role): style.EMPTY for role in roles if str(role) in ("noise", "text")}
-    rest = [str(role) for role in roles if str(role) not in found | plain]
-    return {str(role): (found | plain | dict(zip(rest, cycle(OTHER_COLOURS), strict=False)))[str(role)] for role in roles}
 
 
 def _draw_bars(panel: Axes, shares: NDArray[np.float64], colours: list[str], lost: NDArray[np.bool_]) -> None:

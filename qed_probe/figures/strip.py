@@ -1,6 +1,7 @@
 """A prompt's text, each token on the colour of its record, with the roles of the task underlined."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -24,7 +25,10 @@ LINE = 0.17
 SHORT = 6  # lines that fit a paper's column
 GAP = " … "
 SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍", "\\n": "↵", "\\t": "⇥", "\\r": "␍"}
-ROLE_COLOURS = {"needle": style.VERMILION, "current": style.VERMILION, "question": style.SKY, "answer": style.GREEN}
+ROLE_COLOURS = {
+    "needle": style.VERMILION, "current": style.VERMILION, "question": style.SKY, "answer": style.GREEN, "stale": style.ORANGE,
+    "other": style.PURPLE, "noise": style.EMPTY, "text": style.EMPTY,
+}  # fmt: skip
 OTHER_COLOURS = (style.PURPLE, style.ORANGE, style.BLUE, style.YELLOW)
 
 
@@ -112,11 +116,14 @@ def _draw_piece(axes: Axes, piece: Piece, face: tuple[float, ...]) -> None:
             axes.text(*place, letter, family=FONT, fontsize=SIZE, color=ink, ha="center", va="center", parse_math=False)
 
 
+def role_colours(roles: Collection[str]) -> dict[str, str]:
+    """A colour a role, the same in every figure for the roles of the tasks; others take colours in order of their names."""
+    others = dict(zip(sorted(set(roles) - set(ROLE_COLOURS)), cycle(OTHER_COLOURS), strict=False))
+    return {role: colour for role, colour in (ROLE_COLOURS | others).items() if role in roles}
+
+
 def _underline(figure: Figure, axes: Axes, pieces: list[tuple[Piece, str]]) -> None:
-    """A colour a role, the same in every figure for the roles of the tasks; others take what is left, in order of their names."""
-    found = {role for _, role in pieces} - {"", "noise"}
-    colours = {role: colour for role, colour in ROLE_COLOURS.items() if role in found}
-    colours |= dict(zip(sorted(found - set(colours)), cycle(OTHER_COLOURS), strict=False))
+    colours = role_colours({role for _, role in pieces} - {"", "noise"})
     marked = [(p, colours[role]) for p, role in pieces if role in colours]
     spans = [[(p.column, p.line + 0.89), (p.column + len(p.text), p.line + 0.89)] for p, _ in marked]
     axes.add_collection(LineCollection(spans, colors=[c for _, c in marked], linewidths=1.8, capstyle="butt"))

@@ -63,7 +63,9 @@ class _Run:
         """All tables as one, with the number of prompts of each layer whose inputs were not all finite."""
         lost = [len(self.nonfinite.get(layer, ())) for layer in self.subject.layers]
         tables = [part.table() for part in self.parts]
-        attrs |= {"subject": ran(attrs), "parts": ",".join(self.names)}
+        mixer = self.subject.mixer
+        supposed = mixer.direction is None and mixer.recorded_direction is not None and "sources" in self.names
+        attrs |= {"subject": ran(attrs) + " (d is what QED would add)" * supposed, "parts": ",".join(self.names)}
         return make_memory(tables, self.subject.layers, self.subject.heads, np.array(lost, np.int64), attrs)
 
 

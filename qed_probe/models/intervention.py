@@ -97,16 +97,16 @@ def check_change(config: ModelConfig, change: Intervention) -> None:
     own = MIXERS[config.mixer]
     if not change.changes and change != UNCHANGED:
         raise InputError("at, phase: expected a strength, a direction or a mode to go with them, found none")
+    if change.mode not in MODES:
+        raise InputError(f"mode: expected one of {', '.join(MODES)}, found {change.mode!r}")
+    if change.mode != "full" and own.direction is None:
+        raise InputError(f"mode: expected full for {own.name}, which adds no direction that could act now or later")
     if change.changes and own.direction is None and own.address is None:
         raise InputError(f"expected a model that adds a direction or erases at an address of its own, found one of {own.name}")
     if not math.isfinite(change.strength):
         raise InputError(f"strength: expected a finite number, found {change.strength}")
     if change.phase not in PHASES:
         raise InputError(f"phase: expected one of {', '.join(PHASES)}, found {change.phase!r}")
-    if change.mode not in MODES:
-        raise InputError(f"mode: expected one of {', '.join(MODES)}, found {change.mode!r}")
-    if change.mode != "full" and own.direction is None:
-        raise InputError(f"mode: expected full for {own.name}, which adds no direction that could act now or later")
     for layer, head in change.at:
         if not (0 <= layer < config.layers and 0 <= head < config.heads):
             expected = f"layer:head of layers 0 to {config.layers - 1} and heads 0 to {config.heads - 1}"
