@@ -57,6 +57,7 @@ def draw_sources(ds: xr.Dataset) -> Figure:
 def _draw_bars(panel: Axes, shares: NDArray[np.float64], colours: list[str], lost: NDArray[np.bool_]) -> None:
     """Positive shares to the right of 0, one on another, and negative ones to its left; ``lost`` rows have no finite prompt."""
     places, good = np.arange(len(shares)), np.isfinite(shares.sum(1))
+    panel.use_sticky_edges = False  # else the axis ends where a bar does
     for sign in (1, -1):
         part = np.where(good[:, None], np.maximum(sign * shares, 0), 0)
         begun = np.cumsum(part, 1) - part
