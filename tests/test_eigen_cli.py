@@ -150,6 +150,18 @@ def test_bad_input_is_one_line(place: Path, command: str, named: str, monkeypatc
     assert named in err
 
 
+def test_an_interrupt_that_breaks_cleaning_up_is_one(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    def closed_twice(path: Path) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            os.close(-1)
+
+    monkeypatch.setattr("qed_probe.store.place.sweep", closed_twice)
+    assert call(monkeypatch, "eigen", "model", "--text", "hi", "-o", "out.zarr") == 130
+    assert capfd.readouterr().err == "qed-probe: interrupted\n"
+
+
 def test_kept_counts_are_described_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     qp.save_eigen(qp.tally_eigen(None, qp.niah_prompts(400, 2, 0)), tmp_path / "kept.zarr")
     assert call(monkeypatch, "info", tmp_path / "kept.zarr") == 0
