@@ -150,6 +150,20 @@ def test_bad_input_is_one_line(place: Path, command: str, named: str, monkeypatc
     assert named in err
 
 
+def test_a_store_that_a_replacement_left_beside_its_name_is_found(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    assert call(monkeypatch, "trace", "model", "--text", "hi", "--save-inputs") == 0
+    assert call(monkeypatch, "eigen", "model", "--text", "hi", "-o", "kept.zarr") == 3
+    for name in ("run.zarr", "kept.zarr"):
+        (place / name).rename(place / f".{name}.old")
+        assert call(monkeypatch, "info", name) == 0
+        assert call(monkeypatch, "plot", name) == 0
+        assert call(monkeypatch, "eigen", name) == 3
+    assert call(monkeypatch, "memory", "run.zarr") == 0
+    assert "error" not in capfd.readouterr().err
+
+
 def test_an_interrupt_that_breaks_cleaning_up_is_one(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     def closed_twice(path: Path) -> None:
         try:
