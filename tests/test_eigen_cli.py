@@ -150,6 +150,32 @@ def test_bad_input_is_one_line(place: Path, command: str, named: str, monkeypatc
     assert named in err
 
 
+def test_a_store_that_a_replacement_left_beside_its_name_is_found(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    assert call(monkeypatch, "trace", "model", "--text", "hi", "--save-inputs") == 0
+    assert call(monkeypatch, "eigen", "model", "--text", "hi", "-o", "kept.zarr") == 3
+    for name in ("run.zarr", "kept.zarr"):
+        (place / name).rename(place / f".{name}.old")
+        assert call(monkeypatch, "info", name) == 0
+        assert call(monkeypatch, "plot", name) == 0
+        assert call(monkeypatch, "eigen", name) == 3
+    assert call(monkeypatch, "memory", "run.zarr") == 0
+    assert "error" not in capfd.readouterr().err
+
+
+def test_an_interrupt_that_breaks_cleaning_up_is_one(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    def closed_twice(path: Path) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            os.close(-1)
+
+    monkeypatch.setattr("qed_probe.store.place.sweep", closed_twice)
+    assert call(monkeypatch, "eigen", "model", "--text", "hi", "-o", "out.zarr") == 130
+    assert capfd.readouterr().err == "qed-probe: interrupted\n"
+
+
 def test_kept_counts_are_described_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     qp.save_eigen(qp.tally_eigen(None, qp.niah_prompts(400, 2, 0)), tmp_path / "kept.zarr")
     assert call(monkeypatch, "info", tmp_path / "kept.zarr") == 0

@@ -1,11 +1,15 @@
 """Tables of outcomes: what is written is read back bit for bit, whole or not at all; what is no such table is refused."""
 
+import asyncio
+import itertools
 import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -332,6 +336,22 @@ def test_killed_at_any_moment_one_of_the_two_is_there(tmp_path: Path) -> None:
         xr.testing.assert_identical(ds, table(ds.sizes["sample"]))
     save_outcomes(table(3), path, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, calls, main = zarr.storage.LocalStore.set, itertools.count(), threading.get_ident()
+
+    async def interrupted(*given: Any) -> None:  # noqa: ANN401
+        if next(calls) == 9:
+            signal.pthread_kill(main, signal.SIGINT)
+        await asyncio.sleep(0.02)
+        await put(*given)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_outcomes(table(), tmp_path / "a.zarr")
+    time.sleep(0.2)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_replacement_stopped_between_its_renames_is_found(tmp_path: Path) -> None:

@@ -166,6 +166,24 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         reader.open(one)
 
 
+@pytest.mark.parametrize("name", ["read", "prompt_index", "layer", "inputs/k"])
+def test_a_damaged_chunk_is_told_when_it_is_read(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.zarr")
+    chunk = next(file for file in sorted((path / name).iterdir()) if file.name != "zarr.json")
+    chunk.write_bytes(chunk.read_bytes()[:-3])
+    with pytest.raises(StoreError, match=rf"^{path}: expected a whole trace store, found one that cannot be read: "):
+        (reader.open_inputs if "/" in name else reader.open)(path).load()
+
+
+def test_no_metadata_of_all_groups_is_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr")
+    described = json.loads((path / "zarr.json").read_text("utf-8"))
+    del described["consolidated_metadata"]
+    (path / "zarr.json").write_text(json.dumps(described), "utf-8")
+    with pytest.raises(StoreError, match=rf"^{path}: expected a whole trace store, found one that cannot be read: "):
+        reader.open(path)
+
+
 def test_the_same_store_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(write(tmp_path / "a.zarr"))
     with pytest.raises(StoreError, match=r"expected stores that differ, found .*again twice"):

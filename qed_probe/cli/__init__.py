@@ -32,7 +32,9 @@ def main() -> int:
     except CheckFailed as error:
         return _fail(str(error), 1)
     except (QedProbeError, OSError) as error:
-        return _fail(str(error), 2)
+        if not _interrupted(error):
+            return _fail(str(error), 2)
+        status = 130
     if status == 130:  # newer versions of typer return it, older ones raise Abort
         typer.echo("qed-probe: interrupted", err=True)
     return status
@@ -47,6 +49,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an error is what an interrupt made of cleaning up: shutil.rmtree may close a file twice."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:

@@ -120,10 +120,10 @@ def _tallies(sources: "list[Any]", claims: list[str], run: Any, asked: list[str]
     if twice := [source for i, source in enumerate(sources) if source in sources[:i]]:
         raise InputError(f"expected sources that differ, found {twice[0]} twice")
     judged = [each.text for each in parse_claims(claims)]
-    stores = [source for source in sources if source is not None and (Path(source) / "zarr.json").exists()]
+    stores = [source for source in sources if source is not None and (place.found(Path(source)) / "zarr.json").exists()]
     if stores and asked:
         raise InputError(f"{', '.join(asked)}: expected with a checkpoint, found with the store {stores[0]}")
-    kept = {source: qp.open_eigen(source) for source in stores if place.kind(Path(source)) == place.KINDS[EIGEN]}
+    kept = {source: qp.open_eigen(source) for source in stores if place.kind(place.found(Path(source))) == place.KINDS[EIGEN]}
     for source, ds in kept.items():
         if claims and ds["claim"].values.tolist() != judged:
             said = ", ".join(ds["claim"].values)

@@ -25,7 +25,8 @@ def info(path: Subject, trust_remote_code: TrustRemoteCode = False) -> None:
     from qed_probe.store import place
     from qed_probe.store.schema import EIGEN, MEMORY, OUTCOMES, PATCHES, REPLAYS
 
-    where = path if path.exists() else qp.locate(path)
+    where = place.found(path)
+    where = where if where.exists() else qp.locate(path)
     if not where.exists():
         raise InputError(f"expected a store or a checkpoint, found nothing at {path}")
     store = (where / "zarr.json").exists()

@@ -28,7 +28,9 @@ Samples = Annotated[int | None, typer.Option(help="Samples of the task; 16 if le
 
 def is_store(subject: str | None, asked: dict[str, Any], run: dict[str, Any]) -> TypeGuard[str]:
     """Whether a command is to look into a trace; raises InputError for options of prompts, and of a ``run``, if it is."""
-    if subject is None or not (Path(subject) / "zarr.json").exists():
+    from qed_probe.store import place
+
+    if subject is None or not (place.found(Path(subject)) / "zarr.json").exists():
         return False
     asked = asked | {f"--{name}": value != USUAL[name] for name, value in run.items()}
     if given := [option for option, value in asked.items() if value]:

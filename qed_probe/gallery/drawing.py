@@ -60,7 +60,8 @@ def plot(
 
 def _one_kind(paths: Sequence[Path]) -> str:
     """What all of these are, in words; what is no store is left to who opens it."""
-    kinds = [place.kind(path) if place.kind(path) in place.KINDS.values() else "a trace store" for path in paths]
+    kinds = [place.kind(place.found(path)) for path in paths]
+    kinds = [kind if kind in place.KINDS.values() else "a trace store" for kind in kinds]
     for path, kind in zip(paths, kinds, strict=True):
         if kind != kinds[0]:
             raise StoreError(f"expected stores of one kind, found {kinds[0]} at {paths[0]} beside {kind} at {path}")

@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def put(path: str | Path, write: Callable[[Path], None], *, schema: str, overwri
         place.sweep(path)
         aside = place.sibling(path, "tmp")
         try:
-            write(aside)
+            # zarr goes on writing after Ctrl-C, beside what is swept away; the end of a thread is waited for.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(write, aside).result()
             aside.rename(place.sibling(path, "new") if there else path)
             if there:
                 place.replace(path)
