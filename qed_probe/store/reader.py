@@ -2,12 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import dask.array
 import numpy as np
 import xarray as xr
 
@@ -70,6 +68,7 @@ def _open(path: Path, group: str) -> xr.Dataset:
         setting = {"inputs": "save_inputs", "states": "state_at"}[group]
         raise StoreError(f"{path}: expected group {group}, found none; a trace with {setting} keeps it")
     root = _lazily(path)
+    _check_bounds(root, path)
     ds = _open_group(path, group, root) if group else root
     complete = np.repeat(root["done"].values.astype(bool), int(root.attrs["block_tokens"]))[: root.sizes["token"]]
     if not complete.all():
@@ -87,40 +86,20 @@ def _open_group(path: Path, group: str, root: xr.Dataset) -> xr.Dataset:
 
 
 def _lazily(path: Path, group: str | None = None) -> xr.Dataset:
-    """A group whose values are read chunk by chunk when they are wanted; raises StoreError, then too, for a damaged one."""
-    with _told(path):
-        # An absolute path: xarray would take "a:b" for a URL.
-        ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks=None, consolidated=True)
-    lazy = {name: _Checked(x, path).chunked() for name, x in ds.variables.items() if name not in ds.indexes}
-    coords = {name: x for name, x in lazy.items() if name in ds.coords}
-    return ds.assign_coords(coords).assign({name: x for name, x in lazy.items() if name not in coords})
-
-
-class _Checked:
-    """A variable of a store as an array whose values cannot be read is told as one."""
-
-    def __init__(self, variable: xr.Variable, path: Path) -> None:
-        self.variable, self.path = variable, path
-        self.shape, self.dtype, self.ndim = variable.shape, variable.dtype, variable.ndim
-
-    def __getitem__(self, key: Any) -> np.ndarray:  # noqa: ANN401
-        with _told(self.path):
-            return np.asarray(self.variable[key].values)
-
-    def chunked(self) -> xr.Variable:
-        """The variable again, lazily, in the chunks that it is stored in."""
-        x, meta = self.variable, np.empty((0,) * self.ndim, self.dtype)
-        values = dask.array.from_array(self, x.encoding["chunks"], name=False, fancy=False, meta=meta)
-        return xr.Variable(x.dims, values, x.attrs, x.encoding)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What zarr raises where a store is damaged, as one line."""
+    """A group whose values are read when they are wanted; raises StoreError where what describes it is damaged."""
     try:
-        yield
+        # An absolute path: xarray would take "a:b" for a URL.
+        ds: xr.Dataset = xr.open_zarr(os.path.abspath(path), group=group, chunks={}, consolidated=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(f"{path}: expected a whole trace store, found one that cannot be read: {error}") from error
+    return ds
+
+
+def _check_bounds(root: xr.Dataset, path: Path) -> None:
+    """Raise StoreError for prompts that are not one behind the other up to the last token: their chunk is lost."""
+    bounds = root["cu_seqlens"].values
+    if bounds[0] != 0 or bounds[-1] != root.sizes["token"] or (np.diff(bounds.astype(np.int64)) < 0).any():
+        raise StoreError(f"{path}: expected prompts from token 0 to {root.sizes['token']}, found {bounds[0]} to {bounds[-1]}")
 
 
 def _with_coordinates_loaded(ds: xr.Dataset) -> xr.Dataset:
