@@ -164,6 +164,17 @@ def test_stopped_and_resumed_is_as_undisturbed(place: Path, monkeypatch: pytest.
     assert contents(place / "stopped") == contents(place / "still")
 
 
+def test_ctrl_c_while_zarr_hands_over_what_it_writes_is_one_line(place: Path) -> None:
+    """What it made and did not await yet would be warned of."""
+    asking = (
+        "import asyncio, os, signal; real = asyncio.run_coroutine_threadsafe; asyncio.run_coroutine_threadsafe = "
+        "lambda made, loop: (os.kill(os.getpid(), signal.SIGINT), real(made, loop))[1]; "
+    )
+    command = [sys.executable, "-c", asking + SMALL, "trace", "model", "--text", "hi"]
+    result = subprocess.run(command, cwd=place, capture_output=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (130, b"qed-probe: interrupted\n")
+
+
 def test_memory_that_runs_out_is_told_in_one_line(place: Path) -> None:
     np.save(place / "long.npy", np.zeros(200_000, np.int64))
     limited = (

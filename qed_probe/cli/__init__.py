@@ -13,6 +13,9 @@ from qed_probe.errors import CheckFailed, QedProbeError
 # typer exports the leaves of its usage errors but, in no version, their common base.
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
+# An import and safetensors may take an interrupt for an error of their own; zarr leaves coroutines that Python warns of.
+_FINISHED_FIRST = {"importlib", "safetensors", "zarr"}
+
 
 def main() -> int:
     """Run ``qed-probe`` on this process's arguments and return its exit status; whatever goes wrong is told in one line."""
@@ -41,9 +44,9 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Stop, but not in an import or in safetensors, which may take the exception for one of their own: then ask again soon."""
+    """Stop, but not within `_FINISHED_FIRST`: then ask again soon."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib") or "/safetensors/" in frame.f_code.co_filename:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _FINISHED_FIRST:
             signal.signal(signal.SIGALRM, _interrupt)
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return
