@@ -1,5 +1,7 @@
 """Trace and what follows it on the command line: bad input is one line and touches nothing, a stopped trace resumes."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,6 +175,17 @@ def test_ctrl_c_while_zarr_hands_over_what_it_writes_is_one_line(place: Path) ->
     command = [sys.executable, "-c", asking + SMALL, "trace", "model", "--text", "hi"]
     result = subprocess.run(command, cwd=place, capture_output=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (130, b"qed-probe: interrupted\n")
+
+
+def test_values_cut_short_are_told_by_their_array(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    assert call(monkeypatch, "trace model --text hi --save-inputs -o run.zarr") == 0
+    for command, key in (("plot", "rho"), ("memory", "inputs/k")):
+        chunk = next((place / "run.zarr" / key).glob("c.*"))
+        os.truncate(chunk, chunk.stat().st_size // 2)
+        capfd.readouterr()
+        assert call(monkeypatch, f"{command} run.zarr") == 2
+        line = rf"qed-probe: error: \S*run\.zarr/{key}: expected values as they were written, found damaged ones: .+\n"
+        assert re.fullmatch(line, capfd.readouterr().err)
 
 
 def test_memory_that_runs_out_is_told_in_one_line(place: Path) -> None:

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+import traceback
 import warnings
 from types import FrameType
 
@@ -38,6 +39,10 @@ def main() -> int:
         if not _interrupted(error):
             return _fail(str(error), 2)
         status = 130
+    except (ValueError, RuntimeError) as error:
+        if (values := _read_from(error)) is None:
+            raise
+        return _fail(f"{values}: expected values as they were written, found damaged ones: {error}", 2)
     if status == 130:  # newer versions of typer return it, older ones raise Abort
         typer.echo("qed-probe: interrupted", err=True)
     return status
@@ -59,6 +64,17 @@ def _interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _read_from(error: BaseException) -> str | None:
+    """The array of a store within whose reading an error came up, if it did."""
+    import zarr
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        array = frame.f_locals.get("self")
+        if isinstance(array, zarr.Array) and frame.f_code.co_name == "__getitem__":
+            return str(array.store_path).removeprefix("file://")
+    return None
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:
