@@ -168,10 +168,15 @@ def test_stopped_and_resumed_is_as_undisturbed(place: Path, monkeypatch: pytest.
 
 def test_ctrl_c_while_zarr_hands_over_what_it_writes_is_one_line(place: Path) -> None:
     """What it made and did not await yet would be warned of."""
-    asking = (
-        "import asyncio, os, signal; real = asyncio.run_coroutine_threadsafe; asyncio.run_coroutine_threadsafe = "
-        "lambda made, loop: (os.kill(os.getpid(), signal.SIGINT), real(made, loop))[1]; "
-    )
+    asking = """
+import asyncio, os, signal
+real = asyncio.run_coroutine_threadsafe
+def asked(made, loop):
+    asyncio.run_coroutine_threadsafe = real
+    os.kill(os.getpid(), signal.SIGINT)
+    return real(made, loop)
+asyncio.run_coroutine_threadsafe = asked
+"""
     command = [sys.executable, "-c", asking + SMALL, "trace", "model", "--text", "hi"]
     result = subprocess.run(command, cwd=place, capture_output=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (130, b"qed-probe: interrupted\n")

@@ -12,9 +12,7 @@ from qed_probe.errors import InputError
 if TYPE_CHECKING:
     import xarray as xr
 
-Results = Annotated[
-    list[str] | None, typer.Argument(metavar="OUT.zarr...", help="Stores of outcomes or, with --record, of traces.")
-]
+Results = Annotated[list[str] | None, typer.Argument(metavar="OUT.zarr", help="Stores of outcomes or, with --record, of traces.")]
 Pairs = Annotated[
     list[str] | None, typer.Option("--pair", metavar="A:B", help="Arms, the first minus the second; may be repeated.")
 ]

@@ -9,7 +9,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.options import Dtype
+from qed_probe.cli.options import BUNDLED, Dtype
 from qed_probe.cli.prompts import Chat, Length, Prompts, Task, Text, Tokens, chosen_prompts
 from qed_probe.cli.trace import Batch, Device, TrustRemoteCode
 from qed_probe.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CHECKPOINT | RUN.zarr | TALLY.zarr]…", help="What is judged, a row each; the bundled model if left out."
+        metavar="CHECKPOINT | RUN.zarr | TALLY.zarr", help=f"What is judged, a row each: directories, stores, or {BUNDLED}."
     ),
 ]
 Claims = Annotated[

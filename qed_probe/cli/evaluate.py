@@ -16,8 +16,8 @@ from qed_probe.errors import InputError
 if TYPE_CHECKING:
     import xarray as xr
 
-Checkpoints = Annotated[list[Path] | None, typer.Argument(metavar="CHECKPOINT...", help="Directories of checkpoints.")]
-Swept = Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help="Directories of checkpoints that add a direction.")]
+Checkpoints = Annotated[list[Path] | None, typer.Argument(metavar="CHECKPOINT", help="Directories of checkpoints.")]
+Swept = Annotated[list[Path], typer.Argument(metavar="CHECKPOINT", help="Directories of checkpoints that add a direction.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.zarr", help="The store of outcomes to write.")]
 Task = Annotated[str, typer.Option(help="niah, niah-2, niah-3 or reassignment.")]
 Lengths = Annotated[str, typer.Option(metavar="N,N,…", help="Lengths of the samples in tokens, the answer included.")]

@@ -11,7 +11,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.options import Device, Dtype, Strength
+from qed_probe.cli.options import BUNDLED, Device, Dtype, Strength
 from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers, is_store
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 Subject = Annotated[
     str | None,
-    typer.Argument(
-        metavar="CHECKPOINT | RUN.zarr", help="A directory, or a trace with --save-inputs; the bundled model if left out."
-    ),
+    typer.Argument(metavar="CHECKPOINT | RUN.zarr", help=f"A directory, a trace with --save-inputs, or {BUNDLED}."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="MEMORY.zarr", help="The store of memories to write.")]
 Only = Annotated[str | None, typer.Option(metavar="PART,…", help="Some of sources, effects, growth, recall, capacity.")]

@@ -10,12 +10,12 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.options import Device, Dtype
+from qed_probe.cli.options import BUNDLED, Device, Dtype
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Checkpoint = Annotated[str | None, typer.Argument(metavar="[CHECKPOINT]", help="A directory; the bundled model if left out.")]
+Checkpoint = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=f"A directory, or {BUNDLED}.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="PATCH.zarr", help="The store of patches to write.")]
 What = Annotated[
     list[str] | None,

@@ -9,7 +9,10 @@ import qed_probe as qp
 
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN.zarr...", help="Traces of the same model, or stores of outcomes, or one of replays or patches."),
+    typer.Argument(
+        metavar="RUN.zarr",
+        help="Traces of the same model, or stores of outcomes or of eigenvalues, or one of replays, memories or patches.",
+    ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the figures go.")]
 

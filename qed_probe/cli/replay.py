@@ -9,7 +9,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.options import Device, Dtype, Strength
+from qed_probe.cli.options import BUNDLED, Device, Dtype, Strength
 from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers, is_store
 
 if TYPE_CHECKING:
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 Subject = Annotated[
     str | None,
-    typer.Argument(
-        metavar="CHECKPOINT | RUN.zarr", help="A directory, or a trace with --save-inputs; the bundled model if left out."
-    ),
+    typer.Argument(metavar="CHECKPOINT | RUN.zarr", help=f"A directory, a trace with --save-inputs, or {BUNDLED}."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="REPLAY.zarr", help="The store of replays to write.")]
 Of = Annotated[str | None, typer.Option("--of", help="What is replaced where a mixer has both: direction or address.")]

@@ -9,7 +9,7 @@ import typer
 
 import qed_probe as qp
 from qed_probe.cli import screen
-from qed_probe.cli.options import Dtype, Strength
+from qed_probe.cli.options import BUNDLED, Dtype, Strength
 from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, Tokens, chosen_prompts, integers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[
     str | None,
-    typer.Argument(metavar="CHECKPOINT", help="A directory, or qed-tiny (if left out) or eda-tiny, the bundled models."),
+    typer.Argument(metavar="CHECKPOINT", help=f"A directory, or {BUNDLED}."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help="The store to write.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
@@ -117,7 +117,7 @@ def _show(summary: "xr.Dataset") -> None:
     heads = {name: head + per_unit * name.startswith("correction") for name, head in COLUMNS.items() if name in summary}
     layers = summary["layer"].values
     rows = [[str(layer), *(screen.number(summary[name].values[i]) for name in heads)] for i, layer in enumerate(layers)]
-    screen.table("over tokens and heads", ["layer", *heads.values()], rows)
+    screen.table(f"{summary.attrs['subject']}, over tokens and heads", ["layer", *heads.values()], rows)
     legends = LEGEND | (PER_UNIT if per_unit else {})
     legend = "; ".join(text for name, text in legends.items() if name in heads)
     typer.echo(f"Means, but for the extremes e min and e max. {legend}.")

@@ -179,12 +179,12 @@ def source(ds: xr.Dataset) -> list[str]:
 def about(ds: xr.Dataset) -> str:
     """What ran, over how much, and what was left out."""
     lost, incomplete = int(ds["nonfinite"].max()), int(ds.attrs["tokens_incomplete"])
-    left = [f"{incomplete:,} incomplete tokens"] * bool(incomplete)
+    left = [style.counted(incomplete, "incomplete token")] * bool(incomplete)
     left += [f"up to {lost:,} prompts a layer whose inputs are not finite"] * bool(lost)
     empty = [str(layer) for layer in ds["layer"].values[ds["nonfinite"].values >= ds.attrs["prompts"]]]
     left += [f"so all of layer{'s' * (len(empty) > 1)} {', '.join(empty)}"] * bool(empty)
-    prompts = f"{ds.attrs['prompts']:,} prompt{'s' * (ds.attrs['prompts'] != 1)}"
-    return f"{ds.attrs['subject']}, {prompts}, {ds.attrs['tokens']:,} tokens{'; left out: ' + ', '.join(left) if left else ''}."
+    prompts, tokens = (style.counted(ds.attrs[name], name.removesuffix("s")) for name in ("prompts", "tokens"))
+    return f"{ds.attrs['subject']}, {prompts}, {tokens}{'; left out: ' + ', '.join(left) if left else ''}."
 
 
 def gap(ds: xr.Dataset) -> str:

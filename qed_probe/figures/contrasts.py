@@ -60,7 +60,7 @@ def _draw_pair(panel: Axes, pair: xr.Dataset, marks: list[dict[str, Any]]) -> No
     panel.grid(axis="y", color="0.9", linewidth=0.4)
     panel.set_axisbelow(True)
     _label_gaps(panel, pair, there)
-    seeds = f"{len(trained)} seed{'s' * (len(trained) != 1)}" if trained.size else "no seeds"
+    seeds = style.counted(len(trained), "seed") if trained.size else "no seeds"
     panel.set_title(f"{_wrapped(str(pair['panel'].values))}\n{seeds}", pad=3)
 
 

@@ -141,8 +141,9 @@ def _lines(ds: xr.Dataset) -> list[str]:
     left += [f"{silent:,} have ‖y⁰‖ = 0"] * bool(silent) + [
         f"up to {lost:,} prompts a layer whose inputs are not finite are left out"
     ] * bool(lost)
+    prompts = style.counted(ds.attrs["prompts"], "prompt")
     return [
-        f"{ds.attrs['subject']}, {ds.attrs['prompts']:,} prompts, {axes.span(n, 'tokens')} a layer. Δ = y − y⁰, with λd less "
+        f"{ds.attrs['subject']}, {prompts}, {axes.span(n, 'tokens')} a layer. Δ = y − y⁰, with λd less "
         f"without, = −λ Σ ω c. Shares: Σ⟨part, Δ⟩/Σ‖Δ‖² over tokens, which add up to 1 and may lie beyond it.{ratio}",
         "immediate: the step alone, of a memory without the direction; lasting: the memory alone, without the step; interaction: "
         f"the rest. chosen: predicts the answer, or is the last. {'; '.join(left)}{'.' * bool(left)}",

@@ -130,7 +130,8 @@ def about(ds: xr.Dataset) -> str:
         counts = [axes.span(ds[name].values.astype(float), name) for name in ("prompts", "tokens")]
         return f"{ds.sizes['run']} runs of {', '.join(counts)}."
     each = [
-        f"{runs.shorten(name, 40)}: {int(run['prompts']):,} prompts, {int(run['tokens']):,} tokens" for name, run in each_run(ds)
+        f"{runs.shorten(name, 40)}: {style.counted(int(run['prompts']), 'prompt')}, {style.counted(int(run['tokens']), 'token')}"
+        for name, run in each_run(ds)
     ]
     return f"{'; '.join(each)}."
 

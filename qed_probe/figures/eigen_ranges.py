@@ -56,7 +56,7 @@ def draw_eigen_strength(ds: xr.Dataset) -> Figure:
     axes.legend(figure, [*marks, axes.entry("theory's bounds", **axes.DASHED)])
     idle = ds.sizes["run"] - len(shown)
     lines = ["A line a head, from its smallest to its largest e as used. The legend counts heads by where all their values lie."]
-    lines += [f"Not drawn: {idle} run{'s' * (idle > 1)} without an added direction."] * bool(idle)
+    lines += [f"Not drawn: {style.counted(idle, 'run')} without an added direction."] * bool(idle)
     parts.write_below(figure, ds, lines)
     return figure
 

@@ -51,10 +51,11 @@ def _most(cells: xr.Dataset) -> str:
 def _note(ds: xr.Dataset) -> list[str]:
     full, low, high = (float(ds[name]) for name in ("full", "full_low", "full_high"))
     marked, cells = int((ds["p_fdr"] < BELOW).sum()), ds["p_fdr"].size
+    pairs = style.counted(int(ds["pairs"]), "pair")
     return [
         "Change of ln p(clean answer) − ln p(corrupted answer) when one head has the other run's part: d, ε or γ over the whole "
         "prompt, S where the question begins. Denoising: the clean run's in the corrupted run; noising: the reverse.",
-        f"{ds.attrs['mixer']}, {int(ds['pairs'])} pairs of {ds.attrs['task']}, {ds.attrs['length']:,} tokens. Whole runs are "
+        f"{ds.attrs['mixer']}, {pairs} of {ds.attrs['task']}, {ds.attrs['length']:,} tokens. Whole runs are "
         f"{full:.3g} nats [{low:.3g}, {high:.3g}] apart; each part has a scale of its own. Dots: p < {BELOW:g} by the "
         f"paired t test, adjusted after Benjamini and Hochberg within a panel, {marked} of {cells}.",
     ]

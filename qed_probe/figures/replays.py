@@ -79,9 +79,9 @@ def _share_scale(panels: list[Axes], across: int) -> None:
 def _note(ds: xr.Dataset) -> list[str]:
     """What was replaced, over how much, how not to read it, and what is left out."""
     n, layers = ds["n"].sel(direction="actual").values, ds.sizes["layer"]
-    over = f"{layers} layer{'s' * (layers != 1)} of {axes.span(n, 'tokens and heads')}"
+    over = f"{style.counted(layers, 'layer')} of {axes.span(n, 'tokens and heads')}"
     lines = [
-        f"{ds.attrs['subject']}, {ds.attrs['tokens']:,} tokens, {over}; {WHAT[ds.attrs['replaced']]}; "
+        f"{ds.attrs['subject']}, {style.counted(ds.attrs['tokens'], 'token')}, {over}; {WHAT[ds.attrs['replaced']]}; "
         f"random: {ds.attrs['draws']} draws.",
         "One step: from the actual memory. Whole trajectory: the memory itself replayed. A smaller perturbation is not better by "
         "itself: none has the smallest, and its drift says what it changes later.",

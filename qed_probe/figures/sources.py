@@ -102,7 +102,7 @@ def draw_read_map(ds: xr.Dataset, layer: int, head: int) -> Figure:
     axes.label_outside(panels, len(probes), "source (token)", "read at (token)")
     figure.colorbar(mesh, ax=panels, label="share", pad=0.02, aspect=16)
     blocks = f"in blocks of {side} tokens" if side > 1 else "token by token"
-    where = f"layer {layer}, head {head}; first prompt, {ds.attrs['first_prompt_tokens']:,} tokens, {blocks}"
+    where = f"layer {layer}, head {head}; first prompt, {style.counted(ds.attrs['first_prompt_tokens'], 'token')}, {blocks}"
     lines = [f"{ds.attrs['subject']}, {where}."]
     grey = "the prompt's inputs are not finite in this layer" if lost else "the memory was empty"
     lines.append(f"Shares ⟨c, r⟩/‖r‖² of the reads (a row adds up to 1), logarithmic beyond ±0.01. Grey: {grey}.")

@@ -140,10 +140,15 @@ def heatmap(
     return mesh
 
 
+def counted(n: int, what: str) -> str:
+    """How many of what: "1 token", "1,024 tokens"."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
 def note(ds: xr.Dataset) -> str:
     """What a reader has to know of the data: what ran, tokens, and what was left out, with the place of the first bad value."""
     left_out = f"; {ds.attrs['tokens_incomplete']:,} incomplete ones are left out" if ds.attrs["tokens_incomplete"] else ""
-    parts = [f"{ds.attrs['subject']}, {ds.attrs['tokens']:,} tokens{left_out}."]
+    parts = [f"{ds.attrs['subject']}, {counted(ds.attrs['tokens'], 'token')}{left_out}."]
     for source in ds["source"].values if "nonfinite" in ds else ():
         count = int(ds["nonfinite"].sel(source=source).sum())
         if count:
