@@ -317,3 +317,18 @@ def test_the_figure_says_that_there_is_no_effect(ends: tuple[int, ...]) -> None:
     assert [x.get_text() for panel in figure.axes for x in panel.texts].count(
         "no effect"
     ) == 7  # of lags, bars and sizes, and of three roles
+
+
+def test_each_layer_has_a_row_of_its_own_in_a_role() -> None:
+    """The first on top, all three parts in one row."""
+    made = Effects(replace(about(roles=ROLES), layers=(0, 1)))
+    for index in (0, 1):
+        made.add(layer_of("qed", make_tokens("qed", T=30, seed=index), ENDS, index))
+    ds = labelled(made.table())
+    roles = draw_effects(ds).axes[2]
+    drawn = [line for line in roles.lines if line.get_marker() != "None"]
+    rows = np.arange(ds.sizes["effect_role"])
+    share = 100 * (ds["effect_share"] * ds["effect_energy"]).sum("head") / ds["effect_energy"].sum("head")
+    for layer, line in enumerate(drawn[:2]):
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), rows + (-0.15, 0.15)[layer])
+        np.testing.assert_allclose(np.asarray(line.get_xdata()), share.isel(layer=layer).sel(effect_part="immediate"))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import qed_probe as qp
 from qed_probe import analyses, figures, gallery
 from qed_probe.errors import InputError, StoreError
-from qed_probe.figures import style
+from qed_probe.figures import axes, style
 from qed_probe.figures.strip import wrap
 from tests.drawn import check_words, drawn, texts
 from tests.synthetic_inputs import synthetic_inputs
@@ -117,6 +117,14 @@ def test_the_first_bad_value_is_told_in_the_figure() -> None:
     ds = synthetic_store(2, 3)
     ds["rho"][1, 20, 2] = np.inf
     assert "rho: 1 not finite, first at layer 1, token 20, head 2" in texts(figures.draw_rho(analyses.rho(ds)))
+
+
+def test_one_of_a_kind_is_not_many() -> None:
+    assert [style.counted(n, "token") for n in (0, 1, 1024)] == ["0 tokens", "1 token", "1,024 tokens"]
+
+
+def test_bins_are_named_by_what_they_hold() -> None:
+    assert axes.span_labels(np.array([0, 1, 2, 4, 8])) == ["0", "1", "2–3", "4–7", "8+"]
 
 
 def test_rho_read_has_a_panel_a_layer() -> None:

@@ -157,6 +157,12 @@ def draw_trained(axes: Iterable[Axes], ds: xr.Dataset) -> list[Line2D]:
     return [entry(f"trained at {length_label(trained)}", **DASHED)] if trained else []
 
 
+def span_labels(starts: NDArray[np.int64]) -> list[str]:
+    """What bins of whole numbers hold that begin at these, the last one without an end: "1", "2–3", "4+"."""
+    ends = [*starts[1:] - 1, None]
+    return [f"{a}" if a == b else f"{a}–{b}" if b is not None else f"{a}+" for a, b in zip(starts, ends, strict=True)]
+
+
 def span(values: NDArray[Any], what: str) -> str:
     """How many, without gaps and zeros: "500 samples" or "38 to 62 samples"."""
     some = values[np.isfinite(values) & (values > 0)]

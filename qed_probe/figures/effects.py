@@ -59,9 +59,7 @@ def _draw_lags(panel: Axes, ds: xr.Dataset, shades: NDArray[np.float64]) -> None
     for row, shade in zip(shares, shades, strict=True):
         panel.plot(np.arange(len(lags)), row, color=shade, marker="o", markersize=2.2)
     panel.axhline(0, color=style.INK, linewidth=0.5)
-    ends = [*lags[1:] - 1, None]
-    names = [f"{a}" if a == b else f"{a}–{b}" if b is not None else f"{a}+" for a, b in zip(lags, ends, strict=True)]
-    panel.set_xticks(np.arange(len(lags)), names, rotation=60)
+    panel.set_xticks(np.arange(len(lags)), axes.span_labels(lags), rotation=60)
     panel.set_xlabel("lag t − j (tokens)")
     panel.grid(axis="y", color="0.9", linewidth=0.4)
     if not np.isfinite(shares).any():
@@ -104,12 +102,12 @@ def _draw_sizes(panel: Axes, ds: xr.Dataset) -> None:
 
 
 def _draw_roles(panel: Axes, ds: xr.Dataset) -> None:
-    """A row a role, a mark a layer."""
+    """A band a role, in it a row a layer."""
     shares = 100 * pooled(ds, "effect_share").transpose("effect_part", "effect_role", "layer", ...)
     roles, n = [str(role) for role in ds["effect_role"].values], ds["effect_n"].max("layer").values
-    for part, shift in zip(("immediate", "lasting", "interaction"), (-0.2, 0, 0.2), strict=True):
+    places = np.arange(len(roles))[:, None] + axes.set_off(ds.sizes["layer"], 0.6)
+    for part in ("immediate", "lasting", "interaction"):
         x = shares.sel(effect_part=part).values
-        places = np.arange(len(roles))[:, None] + shift + 0 * x
         panel.plot(x, places, MARKS[part], color=LOOKS[part], markersize=2.8, markeredgewidth=0, alpha=0.8)
     for row in np.flatnonzero(np.isnan(shares.sel(effect_part="total").values).all(1)).tolist():
         text = "no effect" if n[row] else "no tokens"
@@ -117,7 +115,7 @@ def _draw_roles(panel: Axes, ds: xr.Dataset) -> None:
     style.label_rows(panel.yaxis, np.array([f"{role}\n{count:,}" for role, count in zip(roles, n, strict=True)]), most=len(roles))
     panel.set_ylim(len(roles) - 0.5, -0.5)
     panel.axvline(0, color=style.INK, linewidth=0.5)
-    panel.set_xlabel("share of Δ, a mark a layer (%)")
+    panel.set_xlabel("share of Δ (%)")
     panel.set_title("2×2 by role, tokens", pad=3)
     _scale(panel, "x")
 
@@ -147,5 +145,6 @@ def _lines(ds: xr.Dataset) -> list[str]:
         f"without, = −λ Σ ω c. Shares: Σ⟨part, Δ⟩/Σ‖Δ‖² over tokens, which add up to 1 and may lie beyond it.{ratio}",
         "immediate: the step alone, of a memory without the direction; lasting: the memory alone, without the step; interaction: "
         f"the rest. chosen: predicts the answer, or is the last. {'; '.join(left)}{'.' * bool(left)}",
-        "Each layer's inputs are as they were: what one layer's effect does to the next is not in it.",
+        "By role: a row a layer, the first on top. Each layer's inputs are as they were: what one layer's "
+        "effect does to the next is not in it.",
     ]

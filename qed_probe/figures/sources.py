@@ -74,7 +74,7 @@ def _draw_lags(panel: Axes, shares: NDArray[np.float64], lags: NDArray[np.int64]
     cmap = mpl.colormaps["PuOr"].with_extremes(bad=style.EMPTY)
     edges = np.arange(len(lags) + 1) - 0.5
     mesh = panel.pcolormesh(edges, np.arange(len(shares) + 1) - 0.5, shares, cmap=cmap, norm=Normalize(-1, 1))
-    labels = [str(lag) if lag < 2 else f"{lag}–" for lag in lags.tolist()]
+    labels = axes.span_labels(lags)
     style.label_rows(panel.xaxis, np.array(labels), most=6)
     panel.set_xlabel("lag of the source (tokens)")
     return mesh
