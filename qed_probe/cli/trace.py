@@ -15,10 +15,7 @@ from qed_probe.cli.prompts import Chat, Length, Prompts, Samples, Task, Text, To
 if TYPE_CHECKING:
     import xarray as xr
 
-Checkpoint = Annotated[
-    str | None,
-    typer.Argument(metavar="CHECKPOINT", help=f"A directory, or {BUNDLED}."),
-]
+Checkpoint = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=f"A directory, or {BUNDLED}.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="RUN.zarr", help="The store to write.")]
 Seed = Annotated[int, typer.Option(help="Seed of the task and of the self-check.")]
 Layers = Annotated[str | None, typer.Option(metavar="0,1,…", help="Layers to record; all if left out.")]

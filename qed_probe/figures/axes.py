@@ -189,7 +189,7 @@ def about(ds: xr.Dataset) -> str:
     left += [f"up to {lost:,} prompts a layer whose inputs are not finite"] * bool(lost)
     empty = [str(layer) for layer in ds["layer"].values[ds["nonfinite"].values >= ds.attrs["prompts"]]]
     left += [f"so all of layer{'s' * (len(empty) > 1)} {', '.join(empty)}"] * bool(empty)
-    prompts, tokens = (style.counted(ds.attrs[name], name.removesuffix("s")) for name in ("prompts", "tokens"))
+    prompts, tokens = style.counted(ds.attrs["prompts"], "prompt"), style.counted(ds.attrs["tokens"], "token")
     return f"{ds.attrs['subject']}, {prompts}, {tokens}{'; left out: ' + ', '.join(left) if left else ''}."
 
 
