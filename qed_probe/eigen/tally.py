@@ -18,6 +18,7 @@ from qed_probe.analyses.bounds import eigenvalue_bounds
 from qed_probe.analyses.inputs import main_edit, other_edits
 from qed_probe.eigen.claims import Claim
 from qed_probe.kernels import Mixer
+from qed_probe.kernels.backend import has_triton
 
 BINS, WIDTH = 4096, 2.0**-9
 """Bins of each quantity, and the width of one of e; sizes have 16 an octave, their float's bits but for the last 19."""
@@ -25,8 +26,10 @@ MARGINS = (1e-3, 1e-2, 1e-1)
 """A size above each of these is counted."""
 SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
-AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 22
+AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 23
 """Tokens, layers and heads together that are counted at once: on a CPU what its caches hold, on a GPU what its memory does."""
+HELD = 2048
+"""Tokens and heads that a Triton program counts."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
 PENDING = 64
@@ -102,7 +105,8 @@ class Counts:
         self.prompt_tokens = torch.zeros(len(subject.cu_seqlens) - 1, dtype=torch.int64, device=device)
         self.number = torch.tensor(layers, device=device)
         self.bounds = torch.tensor(subject.cu_seqlens, device=device)
-        self.theory = torch.tensor(subject.theory[:, at, None], device=device)
+        self.theory = torch.tensor(subject.theory[:, at, None], device=device).contiguous()
+        self.margins = torch.tensor(MARGINS, device=device)
         self.ends = torch.tensor(np.stack([subject.ends(claim)[:, at, None, :, None] for claim in subject.claims]), device=device)
 
     def prompts(self, tokens: Tensor) -> Tensor:
@@ -115,6 +119,26 @@ class Counts:
 
     def reduce(self, x: Tensor, tokens: Tensor) -> None:
         """Add quantities ``[quantity, layer, T, H]`` of these packed tokens."""
+        if x.device.type == "cuda" and has_triton():
+            self.launch(x, tokens)
+        else:
+            self.add(x, tokens)
+
+    def launch(self, x: Tensor, tokens: Tensor) -> None:
+        """As ``add``, by one Triton program."""
+        from qed_probe.eigen.counting import count
+
+        Q, L, T, H = x.shape
+        wide = 1 << (H - 1).bit_length()
+        BT, e = max(HELD // wide, 1), Q - len(SIZES)
+        kept = (self.numbers, self.sums, self.minimum, self.maximum, self.first_nonfinite, self.counts)
+        sizes = {"H": H, "BH": wide, "BT": BT, "BINS": BINS, "BINS_OF_ONE": 1 / WIDTH, "LAST": NOWHERE}
+        limits = {"LIMIT": _LIMIT, "STEP": _STEP, "REST": _REST}
+        with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
+            count[-(-T // BT), L, Q](x, tokens, self.theory, self.margins, *kept, T, Q, L, e, **sizes, **limits)
+
+    def add(self, x: Tensor, tokens: Tensor) -> None:
+        """What ``reduce`` does, in PyTorch."""
         e, (Q, L, _, H) = len(self.subject.quantities) - len(SIZES), x.shape
         good = x.isfinite()
         finite = x.where(good, 0)

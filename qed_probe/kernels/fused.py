@@ -35,6 +35,11 @@ class Pass(dict[str, Any]):
         made: Tensor = self["q"].new_empty(shape, dtype=dtype)
         return made
 
+    def given(self, given: Tensor | None) -> Tensor:
+        """What tokens have ``[T, H, ...]``, contiguous; q where a mixer has none: no program looks at it."""
+        found: Tensor = self["q"] if given is None else to_heads(given, self["H"]).flatten(0, 1).contiguous()
+        return found
+
     def drop(self, *names: str) -> None:
         """Let go of what no later program asks for."""
         for name in names:
@@ -62,7 +67,7 @@ def run(
     are float32.
     """
     x = _inputs(mixer, tokens, ends, record=record)
-    x["STATES"] = bool(states_at)
+    x |= {"v": x.given(tokens.v), "w": x.given(tokens.beta if tokens.b is None else tokens.w), "STATES": bool(states_at)}
     _prepare(x)
     if max(b - a for a, b in itertools.pairwise(ends)) <= SHORT:
         _recur(x, state.contiguous())
@@ -79,46 +84,43 @@ def run(
 def erase(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...]) -> dict[str, Tensor]:
     """The records of the erase factors, as ``run`` makes them, from its first program alone."""
     x = _inputs(mixer, tokens, ends, record=True)
+    x |= {"LEAVE": False, "SOURCE": x["SOURCE"] if x["ADDED"] else 0}
     _prepare(x)
     found = _prepared(x, tokens.v.shape[:3])
     return {name: found[name] for name in ERASE if name in found}
 
 
 def _inputs(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...], *, record: bool) -> Pass:
-    """Tokens ``[T, H, ...]``, contiguous, and sizes. What a mixer has none of is q again: no program looks at it."""
+    """What ``prepare`` is given, and sizes."""
     (H, N, V), K, how = tokens.v.shape[2:], tokens.q.shape[-1], mixer.recorded_direction
     q, k = tokens.q.flatten(0, 1).contiguous(), tokens.k.flatten(0, 1).contiguous()
-
-    def given(x: Tensor | None) -> Tensor:
-        return q if x is None else to_heads(x, H).flatten(0, 1).contiguous()
-
-    def fixed(x: Tensor | None) -> Tensor:
-        return q if x is None else to_heads(x, H, 0).contiguous()
-
     in_context = mixer.gate == "in-context"
     address = -1 if mixer.address is None else N if mixer.address_last else 0
     M, first = N + (address >= 0 or in_context), int(address == 0 or in_context)
     width, exact = 1 << (M - 1).bit_length(), tokens.v.dtype == torch.float32
     # Exact products are unrolled by the compiler: smaller blocks of them, or it takes a minute.
     rows = 32 if exact else 64
-    g = q.new_zeros(1).expand(len(q), H, 1).contiguous() if tokens.g is None else given(tokens.g)
-    addressed = given(tokens.removal_key if in_context else tokens.address)
-    if in_context:
-        removal_read(addressed.float(), g.float())  # refuses what prepare, which computes it too, would not
-    gate, write_gate = (tokens.beta,) * 2 if tokens.b is None else (tokens.b, tokens.w)
     table = chunk_table(ends, rows // width, q.device)
-    return Pass(
-        q=q, k=k, v=given(tokens.v), g=g, gate=given(gate), w=given(write_gate),
-        address=addressed, gamma=given(tokens.gamma), rate=given(tokens.in_context_rate),
-        lam=fixed(tokens.lam), z=fixed(tokens.direction),
-        first=table.first, size=table.size, chunks=table.chunks,
+    x = Pass(
+        q=q, k=k, dtype=tokens.v.dtype, first=table.first, size=table.size, chunks=table.chunks,
         H=H, HQ=q.shape[1], HK=k.shape[1], K=K, V=V, W=V if mixer.gate == "channel" else N,
-        N=N, M=M, MP=width, G=g.shape[-1], step=len(q) * H,
+        N=N, M=M, MP=width, G=1 if tokens.g is None else tokens.g.shape[-1], step=len(q) * H,
         ROWS=rows, READS=max(16, rows // width), BLOCK=BLOCK, PRECISION="ieee" if exact else "tf32",
         GATE=GATES.index(mixer.gate), FIRST=first, MAIN=0 if in_context else first + N - 1, ADDRESS=address,
         ADDED=mixer.direction is not None, SOURCE=SOURCES.index(how and how.source), GATED=how is not None and how.gated,
         PROJECTED=how is not None and how.projected, UNIT=tokens.unit_key, RECORD=record, PROBE=record and how is not None,
+        LEAVE=True,
     )  # fmt: skip
+    addressed, fixed = tokens.removal_key if in_context else tokens.address, {"lam": tokens.lam, "z": tokens.direction}
+    x |= {
+        "g": q.new_zeros(len(q), H, 1) if tokens.g is None else x.given(tokens.g),
+        "gate": x.given(tokens.beta if tokens.b is None else tokens.b),
+        "address": x.given(addressed), "gamma": x.given(tokens.gamma), "rate": x.given(tokens.in_context_rate),
+    }  # fmt: skip
+    x |= {name: q if each is None else to_heads(each, H, 0).contiguous() for name, each in fixed.items()}
+    if in_context:
+        removal_read(x["address"].float(), x["g"].float())  # refuses what prepare, which computes it too, would not
+    return x
 
 
 def _block(size: int, largest: int) -> int:
@@ -128,12 +130,13 @@ def _block(size: int, largest: int) -> int:
 
 def _prepare(x: Pass) -> None:
     T, n, H, K, M, blocks = len(x["q"]), len(x["first"]), x["H"], x["K"], x["M"], x["ROWS"] // BLOCK
-    kept, noted = x["v"].dtype, (T, H) if x["RECORD"] else (0, 0)
+    kept, noted = x["dtype"], (T, H) if x["RECORD"] else (0, 0)
+    left, probed = (T, H) if x["LEAVE"] else (0, 0), noted if x["LEAVE"] else (0, 0)
     scaled, own = torch.float32 if kept == torch.float32 else torch.float16, x["ADDRESS"] >= 0 or x["GATE"] == 3
     x |= {
-        "a": x.new(T, H, M, K, dtype=scaled), "a_size": x.new(T, H, M), "d": x.new(*noted, K, dtype=scaled),
-        "d_size": x.new(*noted), "keys": x.new(T, H, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
-        "by_q": x.new(T, H, M), "by_d": x.new(*noted, M), "edit_eigenvalue": x.new(*noted, M),
+        "a": x.new(*left, M, K, dtype=scaled), "a_size": x.new(*left, M), "d": x.new(*probed, K, dtype=scaled),
+        "d_size": x.new(*probed), "keys": x.new(*left, M, K, dtype=kept) if own else x["k"], "KEYS": H if own else x["HK"],
+        "by_q": x.new(*left, M), "by_d": x.new(*probed, M), "edit_eigenvalue": x.new(*noted, M),
         "edit_eigenvalue_unit": x.new(*noted, M), "prepared": x.new(len(preparing.NOTES), *noted),
     }  # fmt: skip
     x.launch(prepare, n * blocks, H, BK=_block(K, 256))
@@ -155,7 +158,7 @@ def _couple(x: Pass) -> None:
     x.launch(couple, n * readers, H, BK=BK, READERS=readers)
     x.launch(couple_deep, n * rows // BLOCK, H, BK=_block(K, 256), num_warps=2)
     x.launch(invert, n * H, num_warps=1)
-    kept = x["v"].dtype
+    kept = x["dtype"]
     x |= {name: x.new(n, H, rows, K, dtype=kept) for name in ("seen", "leaving")}
     x |= {"found": x.new(n, H, rows, V), "total": x.new(n, H, K)}
     x.launch(solve, n, H, triton.cdiv(K, BK) + triton.cdiv(V, BV), BK=BK, BV=BV, num_warps=4 if exact else 8)
@@ -171,7 +174,7 @@ def _scan(x: Pass, state: Tensor, ends: tuple[int, ...]) -> None:
     chunks = chunk_table(ends, size, table.device).longest
     longest = max(triton.cdiv(chunks * N * H * parts, PROGRAMS), RUN)
     wide = {"BK": _block(K, 256), "BV": part}
-    x |= {"starts": x.new(n, H, K, V, dtype=x["v"].dtype), "squares": x.new(n, H, parts)}
+    x |= {"starts": x.new(n, H, K, V, dtype=x["dtype"]), "squares": x.new(n, H, parts)}
     if not few or chunks < 2 * longest:
         x |= {"initial": state, "final": x.new(N, H, K, V)}
         x.launch(scan, N, H, parts, num_stages=1 if exact else 2, **wide)

@@ -1,4 +1,4 @@
-"""The norm by the root of the mean square by Triton programs, one forward and one back, whatever the dtypes."""
+"""The norm by the root of the mean square, forward and back, and that to unit length, by Triton programs, whatever the dtypes."""
 
 from typing import Any
 
@@ -40,15 +40,30 @@ def normalise_back(x, weight, d_y, d_x, d_weight, rows, C, eps, ROWS: tl.constex
     tl.store(d_x + at, (given - unit * (tl.sum(given * unit, 1) / C)[:, None]) * size, mask=ok)
 
 
+@triton.jit
+def shorten(x, y, rows, H, C, of_token, of_head, eps, ROWS: tl.constexpr, BC: tl.constexpr):
+    """``y`` = x / √(Σ x² + eps) of ``[tokens, H, C]``; x's tokens and heads lie so far apart, y is contiguous."""
+    at, ok, channel = _tile(rows, C, ROWS, BC)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    given = tl.load(x + (row // H * of_token + row % H * of_head)[:, None] + channel[None, :], mask=ok, other=0.0).to(tl.float32)
+    tl.store(y + at, given * (1 / tl.sqrt(tl.sum(given * given, 1) + eps))[:, None], mask=ok)
+
+
 def _programs(x: Tensor) -> int:
     """How many programs share the rows of ``x``."""
-    programs: int = triton.cdiv(x.numel() // x.shape[-1], max(ELEMENTS // triton.next_power_of_2(x.shape[-1]), 1))
+    programs: int = triton.cdiv(x.numel() // x.shape[-1], _held(x)["ROWS"])
     return programs
 
 
+def _held(x: Tensor) -> dict[str, int]:
+    """The rows and channels that a program holds."""
+    wide = triton.next_power_of_2(x.shape[-1])
+    return {"ROWS": max(ELEMENTS // wide, 1), "BC": wide}
+
+
 def _launch(program: Any, x: Tensor, *others: Tensor, eps: float) -> None:
-    C, wide = x.shape[-1], triton.next_power_of_2(x.shape[-1])
-    program[(_programs(x),)](x, *others, x.numel() // C, C, eps, ROWS=max(ELEMENTS // wide, 1), BC=wide)
+    C = x.shape[-1]
+    program[(_programs(x),)](x, *others, x.numel() // C, C, eps, **_held(x))
 
 
 class _Norm(torch.autograd.Function):
@@ -73,4 +88,13 @@ def norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """X / √(mean x² + eps) · weight over the last axis in ``dtype``, computed in float32 and differentiable."""
     with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
         y: Tensor = _Norm.apply(x.contiguous(), weight, eps, dtype)  # type: ignore[no-untyped-call]
+    return y
+
+
+def unit(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """X / √(Σ x² + eps) over the last axis of ``[..., T, H, C]`` in ``dtype``, computed in float32; without a gradient."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    y, given, (H, C) = x.new_empty(x.shape, dtype=dtype), x.flatten(0, -3), x.shape[-2:]
+    with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
+        shorten[(_programs(x),)](given, y, x.numel() // C, H, C, *given.stride()[:2], eps, **_held(x))
     return y

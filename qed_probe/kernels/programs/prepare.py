@@ -73,15 +73,24 @@ def decay(
 
 
 @triton.jit
+def _leave(x, value, mask, LEAVE: tl.constexpr):
+    """Store what is of use to what comes later, if anything does."""
+    if LEAVE:
+        tl.store(x, value, mask=mask)
+
+
+@triton.jit
 def prepare(
     q, k, g, gate, lam, z, address, gamma, rate, first, size,
     a, a_size, keys, d, d_size, by_q, by_d, edit_eigenvalue, edit_eigenvalue_unit, prepared, step,
     H: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, K: tl.constexpr,
     N: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, G: tl.constexpr, GATE: tl.constexpr, SOURCE: tl.constexpr,
     GATED: tl.constexpr, PROJECTED: tl.constexpr, ADDED: tl.constexpr, ADDRESS: tl.constexpr, UNIT: tl.constexpr,
-    RECORD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr,
+    RECORD: tl.constexpr, LEAVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """What the edits read; with RECORD, also d and the records that need no memory.
+
+    Without LEAVE no program follows, and of the records only those of the erase factors are made.
 
     ``a``, divided by ``a_size`` ``[T, H, M]``, and, where they are not k alone, ``keys`` are ``[T, H, M, K]``; ``by_q``
     ``[T, H, M]`` is qᵀk_m. With RECORD also ``d`` ``[T, H, K]``, divided by ``d_size``, ``by_d`` ``[T, H, M]`` = dᵀk_m, and the
@@ -110,13 +119,13 @@ def prepare(
         base = removal * tl.exp(-log)
         written = tl.load(k + ((token * HK + hk)[:, None] * K + channels[None, :]), mask=inside, other=0.0).to(tl.float32)
         size = scale(base)
-        tl.store(a + to, base * (1 / size)[:, None], mask=inside)
-        tl.store(a_size + at * M, size, mask=ok)
-        tl.store(a_size + at * M + 1, size, mask=ok)
-        tl.store(a + to + K, tl.zeros([BT, BK], tl.float32), mask=inside)
-        tl.store(keys + to, key, mask=inside)
-        tl.store(keys + to + K, written, mask=inside)
-        tl.store(by_q + at * M + 1, tl.sum(query * written, 1), mask=ok)
+        _leave(a + to, base * (1 / size)[:, None], inside, LEAVE)
+        _leave(a_size + at * M, size, ok, LEAVE)
+        _leave(a_size + at * M + 1, size, ok, LEAVE)
+        _leave(a + to + K, tl.zeros([BT, BK], tl.float32), inside, LEAVE)
+        _leave(keys + to, key, inside, LEAVE)
+        _leave(keys + to + K, written, inside, LEAVE)
+        _leave(by_q + at * M + 1, tl.sum(query * written, 1), ok, LEAVE)
         if RECORD:
             tl.store(edit_eigenvalue + at * M + 1, tl.full([BT], 1.0, tl.float32), mask=ok)
             tl.store(edit_eigenvalue_unit + at * M + 1, tl.full([BT], 1.0, tl.float32), mask=ok)
@@ -147,12 +156,12 @@ def prepare(
                 if ADDED:
                     read = base + tl.load(lam + h).to(tl.float32) * direction
             size = scale(read)
-            tl.store(a + to + edit * K, read * (1 / size)[:, None], mask=inside)
-            tl.store(a_size + at * M + edit, size, mask=ok)
+            _leave(a + to + edit * K, read * (1 / size)[:, None], inside, LEAVE)
+            _leave(a_size + at * M + edit, size, ok, LEAVE)
             if ADDRESS >= 0:
-                tl.store(keys + to + edit * K, key, mask=inside)
+                _leave(keys + to + edit * K, key, inside, LEAVE)
             if n < N - 1:
-                tl.store(by_q + at * M + edit, tl.sum(query * key, 1), mask=ok)
+                _leave(by_q + at * M + edit, tl.sum(query * key, 1), ok, LEAVE)
                 if RECORD:
                     overlap = tl.sum(read * key, 1)
                     tl.store(edit_eigenvalue + at * M + edit, 1 - overlap, mask=ok)
@@ -161,17 +170,17 @@ def prepare(
                     tl.store(edit_eigenvalue_unit + at * M + edit, 1 - overlap, mask=ok)
         main = N - 1 + (1 if ADDRESS == 0 else 0)
     rho, overlap = tl.sum(query * key, 1), tl.sum(read * key, 1)
-    tl.store(by_q + at * M + main, rho, mask=ok)
+    _leave(by_q + at * M + main, rho, ok, LEAVE)
     erased = tl.zeros([BT], tl.float32)
     if ADDRESS >= 0:
         erased = tl.load(gamma + at, mask=ok, other=0.0).to(tl.float32)
         aimed = tl.load(address + of_k, mask=inside, other=0.0).to(tl.float32)
         by_address = tl.sum(query * aimed, 1)
         size = scale(aimed)
-        tl.store(a + to + ADDRESS * K, aimed * (1 / size)[:, None], mask=inside)
-        tl.store(a_size + at * M + ADDRESS, size, mask=ok)
-        tl.store(keys + to + ADDRESS * K, erased[:, None] * aimed, mask=inside)
-        tl.store(by_q + at * M + ADDRESS, erased * by_address, mask=ok)
+        _leave(a + to + ADDRESS * K, aimed * (1 / size)[:, None], inside, LEAVE)
+        _leave(a_size + at * M + ADDRESS, size, ok, LEAVE)
+        _leave(keys + to + ADDRESS * K, erased[:, None] * aimed, inside, LEAVE)
+        _leave(by_q + at * M + ADDRESS, erased * by_address, ok, LEAVE)
     if RECORD:
         key_norm = tl.sqrt(tl.sum(key * key, 1))
         along = tl.sum(base * key, 1)
@@ -185,17 +194,28 @@ def prepare(
                 alone = _unit_overlap(along, key, opened, inside)
                 if ADDED and not PROJECTED:
                     alone += (overlap - along) / tl.where(key_norm > 0, key_norm, 1.0)
-        lost = tl.sum(tl.where(inside, _lost(log), 0.0), 1) / K
-        retained = tl.sum(tl.where(inside, tl.exp(log), 0.0), 1) / K
-        if GATE != 1:
-            beta = along
-        notes = note(prepared + at, rho, ok, step)
-        notes = note(notes, 1 - overlap, ok, step)
+        _leave(prepared + at, rho, ok, LEAVE)
+        notes = note(prepared + at + step, 1 - overlap, ok, step)
         notes = note(notes, 1 - along, ok, step)
         notes = note(notes, 1 - alone, ok, step)
         notes = note(notes, key_norm, ok, step)
         notes = note(notes, norm, ok, step)
         notes = note(notes, _operator_norm(key, base, along, key_norm, K) if ADDED else norm, ok, step)
+        if M > 1:
+            tl.store(edit_eigenvalue + at * M + main, 1 - overlap, mask=ok)
+            tl.store(edit_eigenvalue_unit + at * M + main, 1 - alone, mask=ok)
+        if ADDRESS >= 0:
+            square = tl.sum(aimed * aimed, 1)
+            tl.store(edit_eigenvalue + at * M + ADDRESS, 1 - erased * square, mask=ok)
+            alone = erased * square
+            if UNIT:
+                alone = tl.where(square > 0, erased, 0.0)
+            tl.store(edit_eigenvalue_unit + at * M + ADDRESS, 1 - alone, mask=ok)
+    if RECORD and LEAVE:
+        lost = tl.sum(tl.where(inside, _lost(log), 0.0), 1) / K
+        retained = tl.sum(tl.where(inside, tl.exp(log), 0.0), 1) / K
+        if GATE != 1:
+            beta = along
         notes = note(notes, retained, ok, step)
         notes = note(notes, lost, ok, step)
         notes = note(notes, tl.sum(log, 1) / K, ok, step)
@@ -203,9 +223,6 @@ def prepare(
         notes = note(notes, tl.max(tl.where(inside, log, float("-inf")), 1), ok, step)
         notes = note(notes, retained * beta, ok, step)
         notes = note(notes, retained * erased, ok, step)
-        if M > 1:
-            tl.store(edit_eigenvalue + at * M + main, 1 - overlap, mask=ok)
-            tl.store(edit_eigenvalue_unit + at * M + main, 1 - alone, mask=ok)
         if SOURCE > 0:
             size = scale(direction)
             tl.store(d + of_k, direction * (1 / size)[:, None], mask=inside)
@@ -218,12 +235,6 @@ def prepare(
             cosine = tl.sum(aimed * key, 1)
             if SOURCE > 0:
                 tl.store(by_d + at * M + ADDRESS, erased * tl.sum(direction * aimed, 1), mask=ok)
-            square = tl.sum(aimed * aimed, 1)
-            tl.store(edit_eigenvalue + at * M + ADDRESS, 1 - erased * square, mask=ok)
-            alone = erased * square
-            if UNIT:
-                alone = tl.where(square > 0, erased, 0.0)
-            tl.store(edit_eigenvalue_unit + at * M + ADDRESS, 1 - alone, mask=ok)
             notes = note(notes, cosine, ok, step)
             notes = note(notes, by_address, ok, step)
             notes = note(notes, erased * beta * tl.abs(cosine), ok, step)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import Tokens
+from qed_probe.kernels.backend import has_triton
 from qed_probe.kernels.mixers import removal_read, to_heads
 from qed_probe.models.foreign.families import FLA, Layer
 
@@ -38,6 +39,8 @@ ROUNDING = {
     "chunk_gated_delta_product", "chunk_comba",
 }  # fmt: skip
 """The kernels whose unit vectors have the dtype of what they are fed, and are no unit vectors in sixteen bits; else float32."""
+EPS = 1e-6
+"""What is added to a vector's square length before it is made a unit vector."""
 PASSED_ON = {
     "cu_seq_lens_k", "input_ids", "max_length_k", "max_length_q", "num_items_in_batch", "output_attentions",
     "output_hidden_states", "output_router_logits", "position_embeddings", "use_cache",
@@ -133,8 +136,12 @@ def _before_decay(tokens: Tokens, p: Tensor) -> Tokens:
 
 def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
     # As flash-linear-attention and transformers do it, in float32: a key much shorter than 1e-3 is no unit vector.
+    if x.device.type == "cuda" and has_triton():
+        from qed_probe.kernels.norm import unit
+
+        return unit(x, EPS, dtype)
     x = x.float()
-    return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)).to(dtype)
+    return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)).to(dtype)
 
 
 def _decay(x: Mapping[str, Any]) -> Tensor | None:
