@@ -7,7 +7,7 @@ import torch
 
 from qed_probe.kernels import MIXERS, Choice, erase, run
 from qed_probe.kernels.erase import ERASE
-from tests.recurrences import make_tokens
+from tests.recurrences import make_tokens, place
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -18,15 +18,16 @@ def test_without_the_memory_they_have_the_bits_of_a_pass(mixer: str) -> None:
     assert [name for name, x in found.items() if not torch.equal(x, seen[name])] == []
 
 
-@pytest.mark.parametrize("mixer", ["qed-noproj", "eda-reversed", "deltaproduct", "rwkv7"])
-def test_the_programs_too(mixer: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_programs_too(mixer: str, dtype: torch.dtype, device: str) -> None:
     pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("the programs are compiled for the GPU here")
-    tokens, how = make_tokens(mixer, T=19, H=1), MIXERS[mixer]
-    seen, found = run(how, tokens, record=True, backend="triton").records, erase(how, tokens, backend="triton")
-    assert set(found) == set(ERASE) & set(seen)
-    assert [name for name, x in found.items() if not torch.equal(x, seen[name])] == []
+    sizes = [(300, 4, 2, 128), (70, 2, 1, 40)] if device == "cuda" else [(19, 2, 1, 8)]
+    for T, H, Hk, K in sizes:
+        tokens, how = place(make_tokens(mixer, T=T, H=H, Hk=Hk, K=K, dtype=dtype), device), MIXERS[mixer]
+        seen, found = run(how, tokens, record=True, backend="triton").records, erase(how, tokens, backend="triton")
+        assert set(found) == set(ERASE) & set(seen)
+        assert [name for name, x in found.items() if not torch.equal(x, seen[name])] == []
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

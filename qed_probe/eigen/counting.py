@@ -46,4 +46,8 @@ def count(
     tl.atomic_min(first_nonfinite + row, tl.min(tl.where(ok & (good == 0), place, LAST)))
     bins = tl.minimum(tl.maximum(tl.ceil(exact * BINS_OF_ONE) + (BINS // 2 - 1), 0), BINS - 1).to(tl.int32)
     octaves = tl.maximum(value, 0.0).to(tl.int32, bitcast=True) >> 19
-    tl.atomic_add(counts + row * BINS + tl.where(signed, bins, octaves), tl.full([BT, BH], 1, tl.int64), mask=good)
+    places = tl.where(good, tl.where(signed, bins, octaves), 0)
+    found = tl.histogram(tl.reshape(places, [BT * BH]), BINS)
+    found -= tl.where(tl.arange(0, BINS) == 0, BT * BH - tl.sum(good.to(tl.int32)), 0)
+    # Sums first: most values lie in few bins, at which those of all programs would wait for each other.
+    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found.to(tl.int64), mask=found > 0)

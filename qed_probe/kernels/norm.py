@@ -41,12 +41,15 @@ def normalise_back(x, weight, d_y, d_x, d_weight, rows, C, eps, ROWS: tl.constex
 
 
 @triton.jit
-def shorten(x, y, rows, H, C, of_token, of_head, eps, ROWS: tl.constexpr, BC: tl.constexpr):
-    """``y`` = x / √(Σ x² + eps) of ``[tokens, H, C]``; x's tokens and heads lie so far apart, y is contiguous."""
-    at, ok, channel = _tile(rows, C, ROWS, BC)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    given = tl.load(x + (row // H * of_token + row % H * of_head)[:, None] + channel[None, :], mask=ok, other=0.0).to(tl.float32)
-    tl.store(y + at, given * (1 / tl.sqrt(tl.sum(given * given, 1) + eps))[:, None], mask=ok)
+def shorten(x, y, T, H, C, of_token, of_head, of_channel, eps, ROWS: tl.constexpr, BC: tl.constexpr):
+    """``y`` = x / √(Σ x² + eps) of ``[T, H, C]``: x has these strides, y is contiguous. Program (block of tokens, head)."""
+    token, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, BC).to(tl.int64)
+    ok = (token < T)[:, None] & (channel < C)[None, :]
+    at = token[:, None] * of_token + head * of_head + channel[None, :] * of_channel
+    given = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    given *= (1 / tl.sqrt(tl.sum(given * given, 1) + eps))[:, None]
+    tl.store(y + (token * H + head)[:, None] * C + channel[None, :], given, mask=ok)
 
 
 def _programs(x: Tensor) -> int:
@@ -92,9 +95,9 @@ def norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
 
 
 def unit(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """X / √(Σ x² + eps) over the last axis of ``[..., T, H, C]`` in ``dtype``, computed in float32; without a gradient."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    y, given, (H, C) = x.new_empty(x.shape, dtype=dtype), x.flatten(0, -3), x.shape[-2:]
+    """X / √(Σ x² + eps) over the last axis of ``[..., T, H, C]``, contiguous in ``dtype``, computed in float32; no gradient."""
+    y, given, held = x.new_empty(x.shape, dtype=dtype), x.flatten(0, -3), _held(x)
+    T, H, C = given.shape
     with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
-        shorten[(_programs(x),)](given, y, x.numel() // C, H, C, *given.stride()[:2], eps, **_held(x))
+        shorten[triton.cdiv(T, held["ROWS"]), H](given, y, T, H, C, *given.stride(), eps, **held)
     return y
