@@ -17,7 +17,7 @@ from qed_probe.eigen.parts import labelled
 from qed_probe.eigen.run import tally_trace
 from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
-from qed_probe.eigen.tally import Counts, Subject, Tally
+from qed_probe.eigen.tally import Counts, Subject, Tally, _keys
 from qed_probe.errors import InputError, StoreError
 from qed_probe.kernels import MIXERS, edits, run
 from qed_probe.models.capture import Captured
@@ -114,7 +114,7 @@ def test_what_is_no_number_is_none_of_the_worst(sign: int) -> None:
     subject = Subject(MIXERS["qed"], 1, 1.0, (0,), np.zeros((1, 1)), bounds, parse_claims(["abs<=1"]))
     excess = torch.full((1, 40, 1, 1), -0.5, dtype=torch.float64)
     excess[0, :30], excess[0, 35] = torch.tensor(torch.nan, dtype=torch.float64).copysign(torch.tensor(sign)), 0.5
-    rows = Counts(subject, (0,))._worst(excess, (excess, excess), torch.arange(40))
+    rows = Counts(subject, (0,))._worst(_keys(excess), (excess, excess), torch.arange(40))
     assert rows[0, :11].tolist() == [0.5, *[-0.5] * 9, -torch.inf]
     assert rows[3, :11].tolist() == [35, *range(30, 35), *range(36, 40), 0]
 

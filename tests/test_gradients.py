@@ -1,5 +1,6 @@
 """The gradients of Triton's programs against those of the float64 oracle, by the same tests on a GPU and in the interpreter."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Tokens, reference, run
+from qed_probe.kernels.packing import first_tokens
 from qed_probe.models.config import NATIVE
 from tests.recurrences import error, make_tokens, place
 
@@ -175,6 +177,21 @@ def test_short_convolution(width: int, L: int, C: int, device: str) -> None:
     theirs = torch.autograd.grad((expected * weight).sum(), exact)
     for p, q in zip(ours, theirs, strict=True):
         assert error(p.cpu(), q) < EXACT
+
+
+def test_short_convolution_of_packed_sequences(device: str) -> None:
+    from qed_probe.kernels.convolution import convolution
+
+    rng, ends = torch.Generator().manual_seed(0), (0, 1, 3, 3, 66, 131)
+    x, taps, weight = (torch.randn(size, generator=rng).to(device) for size in ((1, 131, 5), (5, 4), (1, 131, 5)))
+    spans = [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
+    x, taps = x.requires_grad_(), taps.requires_grad_()
+    y = convolution(x, taps, first_tokens(ends, x.device))
+    alone = torch.cat([convolution(x[:, span], taps) for span in spans], 1)
+    assert torch.equal(y, alone)
+    ours, theirs = (torch.autograd.grad((z * weight).sum(), [x, taps]) for z in (y, alone))
+    assert torch.equal(ours[0], theirs[0])
+    assert error(ours[1].cpu(), theirs[1].cpu()) < EXACT  # summed in another order
 
 
 @pytest.mark.parametrize("size", [(3, 5, 64), (7, 192), (2, 1)], ids=str)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qed_probe.kernels import Tokens, reference
+from qed_probe.kernels.packing import first_tokens
 from qed_probe.models.config import NATIVE, ModelConfig
-from qed_probe.models.layers import ShortConv, packed_slots
+from qed_probe.models.layers import ShortConv
 from qed_probe.models.mixer import DeltaMixer
 
 H, K, V, RANK, T = 2, 8, 6, 4, 21
@@ -113,7 +114,7 @@ def test_short_convolution_is_torchs() -> None:
     conv = ShortConv(5, 4)
     x = torch.randn(2, 11, 5)
     expected = F.silu(F.conv1d(F.pad(x.transpose(1, 2), (3, 0)), conv.weight, groups=5)).transpose(1, 2)
-    found, state = conv(x, conv.new_state(2), None)
+    found, state = conv(x, conv.new_state(2))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(state, x[:, -3:])
 
@@ -121,14 +122,22 @@ def test_short_convolution_is_torchs() -> None:
 def test_convolution_of_width_one_carries_nothing() -> None:
     conv = ShortConv(3, 1)
     x = torch.randn(1, 4, 3)
-    found, state = conv(x, conv.new_state(1), None)
+    found, state = conv(x, conv.new_state(1))
     torch.testing.assert_close(found, F.silu(x * conv.weight[:, 0, 0]))
     assert state.shape == (1, 0, 3)
 
 
-def test_packed_slots_leave_room_before_each_sequence() -> None:
-    # Sequences of 2, 0 and 3 tokens, each after three zeros.
-    assert packed_slots(torch.tensor([0, 2, 2, 5]), 5, 4).tolist() == [3, 4, 11, 12, 13]
+def test_the_first_token_of_each_packed_sequence() -> None:
+    assert first_tokens((0, 2, 2, 5), torch.device("cpu")).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_a_packed_row_is_convolved_as_its_sequences_are() -> None:
+    conv, x = ShortConv(3, 4), torch.randn(1, 9, 3)
+    x[0, 2] = torch.inf  # which is nothing to others
+    first = first_tokens((0, 1, 3, 3, 9), x.device)
+    alone = [conv.fresh(x[:, a:b], None) for a, b in ((0, 1), (1, 3), (3, 9))]
+    assert torch.equal(conv.fresh(x, first).nan_to_num(), torch.cat(alone, 1).nan_to_num())
+    assert conv.fresh(x, first)[:, 3:].isfinite().all()
 
 
 def test_parameters_start_as_published() -> None:

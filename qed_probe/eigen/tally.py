@@ -28,8 +28,8 @@ SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
 AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 23
 """Tokens, layers and heads together that are counted at once: on a CPU what its caches hold, on a GPU what its memory does."""
-HELD = 2048
-"""Tokens and heads that a Triton program counts."""
+HELD = 4096
+"""Numbers that a Triton program counts."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
 PENDING = 64
@@ -105,9 +105,10 @@ class Counts:
         self.prompt_tokens = torch.zeros(len(subject.cu_seqlens) - 1, dtype=torch.int64, device=device)
         self.number = torch.tensor(layers, device=device)
         self.bounds = torch.tensor(subject.cu_seqlens, device=device)
-        self.theory = torch.tensor(subject.theory[:, at, None], device=device).contiguous()
+        self.theory = torch.tensor(subject.theory[:, at, None].copy(), device=device)
         self.margins = torch.tensor(MARGINS, device=device)
-        self.ends = torch.tensor(np.stack([subject.ends(claim)[:, at, None, :, None] for claim in subject.claims]), device=device)
+        ends = np.stack([subject.ends(claim)[:, at, None, :, None] for claim in subject.claims])
+        self.ends = torch.tensor(ends.copy(), device=device)  # copies are contiguous
 
     def prompts(self, tokens: Tensor) -> Tensor:
         """The prompts of packed tokens."""
@@ -119,25 +120,21 @@ class Counts:
 
     def reduce(self, x: Tensor, tokens: Tensor) -> None:
         """Add quantities ``[quantity, layer, T, H]`` of these packed tokens."""
-        if x.device.type == "cuda" and has_triton():
-            self.launch(x, tokens)
-        else:
-            self.add(x, tokens)
+        (self.count_by_triton if _by_triton(x) else self.count)(x, tokens)
 
-    def launch(self, x: Tensor, tokens: Tensor) -> None:
-        """As ``add``, by one Triton program."""
+    def count_by_triton(self, x: Tensor, tokens: Tensor) -> None:
+        """As ``count``."""
         from qed_probe.eigen.counting import count
 
         Q, L, T, H = x.shape
-        wide = 1 << (H - 1).bit_length()
-        BT, e = max(HELD // wide, 1), Q - len(SIZES)
+        held = _held(H)
         kept = (self.numbers, self.sums, self.minimum, self.maximum, self.first_nonfinite, self.counts)
-        sizes = {"H": H, "BH": wide, "BT": BT, "BINS": BINS, "BINS_OF_ONE": 1 / WIDTH, "LAST": NOWHERE}
+        sizes = {"H": H, "BH": held[1], "BT": held[0], "BINS": BINS, "BINS_OF_ONE": 1 / WIDTH, "LAST": NOWHERE}
         limits = {"LIMIT": _LIMIT, "STEP": _STEP, "REST": _REST}
         with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
-            count[-(-T // BT), L, Q](x, tokens, self.theory, self.margins, *kept, T, Q, L, e, **sizes, **limits)
+            count[-(-T // held[0]), L, Q](x, tokens, self.theory, self.margins, *kept, T, Q, L, Q - len(SIZES), **sizes, **limits)
 
-    def add(self, x: Tensor, tokens: Tensor) -> None:
+    def count(self, x: Tensor, tokens: Tensor) -> None:
         """What ``reduce`` does, in PyTorch."""
         e, (Q, L, _, H) = len(self.subject.quantities) - len(SIZES), x.shape
         good = x.isfinite()
@@ -163,30 +160,67 @@ class Counts:
 
         A violation is real where it is there with the key as used and with the key renormalised.
         """
-        claim, (low, high) = self.subject.claims[index], self.ends[index]
-        values = claim.values(self.subject.mixer, records)
-        used, alone = (torch.maximum(low - x.double(), x.double() - high) for x in values)
-        lasting = torch.minimum(used, alone)
-        violated, real = (x >= 0 if claim.strict else x > 0 for x in (used, lasting))
-        self.violations[index] += torch.stack([violated, real]).sum((2, 4))
-        self.rounding[index] = torch.maximum(self.rounding[index], used.where(violated & ~real, -torch.inf).max())
-        self.prompt_violations[index].index_add_(0, self.prompts(tokens), real.sum((0, 2, 3)))
-        return self._worst(lasting, values, tokens)
+        values = self.subject.claims[index].values(self.subject.mixer, records)
+        keys = (self.hold_by_triton if _by_triton(tokens) else self.hold)(index, *values, tokens)
+        return self._worst(keys, values, tokens)
 
-    def _worst(self, excess: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
-        """The largest excesses of ``[layer, T, H, edits]``, of equal ones the first: one key of 63 bits each has no equals."""
-        L, _, H, M = excess.shape
-        size = excess.transpose(0, 1).flatten().float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        size += 0.0  # of the zeros only the positive one
-        bits = size.view(torch.int32).long()
-        place = torch.arange(len(size), device=size.device)
-        key = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 31) + (_LAST - place)
-        best = key.topk(min(WORST, len(size))).indices
-        token, layer, head, edit = best // (M * H * L), best // (M * H) % L, best // M % H, best % M
+    def hold(self, index: int, used: Tensor, alone: Tensor, tokens: Tensor) -> Tensor:
+        """Count violations of values ``[layer, T, H, edits]``; the excesses that last, as numbers that ``_worst`` tells apart."""
+        (low, high), strict = self.ends[index], self.subject.claims[index].strict
+        excess, other = (torch.maximum(low - x.double(), x.double() - high) for x in (used, alone))
+        lasting = torch.minimum(excess, other)
+        violated, real = (x >= 0 if strict else x > 0 for x in (excess, lasting))
+        self.violations[index] += torch.stack([violated, real]).sum((2, 4))
+        self.rounding[index] = torch.maximum(self.rounding[index], excess.where(violated & ~real, -torch.inf).max())
+        self.prompt_violations[index].index_add_(0, self.prompts(tokens), real.sum((0, 2, 3)))
+        return _keys(lasting)
+
+    def hold_by_triton(self, index: int, used: Tensor, alone: Tensor, tokens: Tensor) -> Tensor:
+        """As ``hold``."""
+        from qed_probe.eigen.counting import judge
+
+        L, T, H, M = used.shape
+        held, keys = _held(H * M), torch.empty(used.numel(), dtype=torch.int64, device=used.device)
+        kept = (self.violations[index], self.rounding[index], self.prompt_violations[index])
+        given = (used.contiguous(), alone.contiguous(), self.ends[index], self.prompts(tokens))
+        how = {"M": M, "W": H * M, "BW": held[1], "BT": held[0], "STRICT": self.subject.claims[index].strict, "LAST": _LAST}
+        with torch.cuda.device(used.get_device()):  # Triton launches on the current GPU
+            judge[-(-T // held[0]), L](*given, *kept, keys, T, L, H, **how)
+        return keys
+
+    def _worst(self, keys: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
+        """The largest excesses, and of equal ones the first, of ``values`` ``[layer, T, H, edits]``."""
+        L, _, H, M = values[0].shape
+        best = keys.topk(min(WORST, len(keys))).values
+        bits, place = best >> 31, _LAST - (best & _LAST)
+        excess = torch.where(bits < 0, bits ^ _LAST, bits).int().view(torch.float32)
+        token, layer, head, edit = place // (M * H * L), place // (M * H) % L, place // M % H, place % M
         shown = [x[layer, token, head, edit] for x in values]
         named = edit if self.subject.edits == M else torch.full_like(edit, self.subject.main)
-        rows = [size[best], *shown, tokens[token], self.number[layer], head, named]
+        rows = [excess, *shown, tokens[token], self.number[layer], head, named]
         return torch.stack([row.double() for row in rows])
+
+
+def _by_triton(x: Tensor) -> bool:
+    return x.device.type == "cuda" and has_triton()
+
+
+def _held(columns: int) -> tuple[int, int]:
+    """Tokens and columns that a Triton program holds."""
+    wide = 1 << (columns - 1).bit_length()
+    return max(HELD // wide, 1), wide
+
+
+def _keys(excess: Tensor) -> Tensor:
+    """Excesses ``[layer, T, H, edits]`` by token as keys of 63 bits that order them: of equal ones the first has the largest.
+
+    31 bits count down the places, those above order floats as integers: as they are, or from the other end where negative.
+    """
+    size = excess.transpose(0, 1).flatten().float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    size += 0.0  # of the zeros only the positive one
+    bits = size.view(torch.int32).long()
+    place = torch.arange(len(size), device=size.device)
+    return (torch.where(bits < 0, bits ^ _LAST, bits) << 31) + (_LAST - place)
 
 
 def _in_order(parts: Sequence[Part]) -> Part:

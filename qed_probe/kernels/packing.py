@@ -67,6 +67,14 @@ def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]
     return ends
 
 
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def first_tokens(ends: tuple[int, ...], device: torch.device) -> Tensor:
+    """The first token of each token's sequence, ``[tokens]``, of packed sequences with these boundaries."""
+    bounds = torch.tensor(ends)
+    return torch.repeat_interleave(bounds[:-1], bounds.diff()).to(device)
+
+
 SEGMENT, SEGMENT_ON_GPU = 1024, 8192
 """Tokens that are worked on at once, so that the memory of a long prompt is bounded: on a CPU what its caches hold."""
 

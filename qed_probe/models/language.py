@@ -92,6 +92,7 @@ class LanguageModel(nn.Module):
         """
         if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.shape[1] == 0:
             raise InputError(f"tokens: expected [B, T] int64 with T of at least 1, found {list(tokens.shape)} {tokens.dtype}")
+        cu_seqlens = None if cu_seqlens is None else cu_seqlens.cpu()  # which every layer asks for: a GPU is waited for once
         bounds(tokens.shape[0], tokens.shape[1], cu_seqlens)
         if cache is not None and cu_seqlens is not None:
             raise InputError("expected a cache or cu_seqlens, found both")

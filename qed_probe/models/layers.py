@@ -50,36 +50,30 @@ class ShortConv(nn.Module):
         channels, _, width = self.weight.shape
         return torch.zeros(batch, width - 1, channels, device=self.weight.device)
 
-    def forward(self, x: Tensor, state: Tensor, slots: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Convolve ``x`` ``[B, T, channels]`` after the inputs ``state`` ``[B, width − 1, channels]``; also the next state.
-
-        ``slots`` ``[T]`` (from ``packed_slots``) spreads packed sequences apart, so that none sees the end of the one before.
-        """
-        past = state.shape[1]
-        if slots is None:
-            padded = torch.cat([state, x], 1)
-        else:
-            padded = state.new_zeros(1, int(slots[-1]) + 1, x.shape[2]).index_copy(1, slots, x.float())
-        length = padded.shape[1] - past
-        taps = self.weight[:, 0].float().unbind(-1)
-        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(taps)]).sum(0)
-        y = y if slots is None else y[:, slots - past]
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve ``x`` ``[B, T, channels]`` after the inputs ``state`` ``[B, width − 1, channels]``; also the next state."""
+        padded = torch.cat([state, x], 1)
+        length = x.shape[1]
+        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(self._taps())]).sum(0)
         return F.silu(y).to(x.dtype), padded[:, length:]
 
-    def fresh(self, x: Tensor) -> Tensor:
-        """Convolve ``x`` ``[B, T, channels]`` after nothing."""
+    def fresh(self, x: Tensor, first: Tensor | None) -> Tensor:
+        """Convolve ``x`` ``[B, T, channels]`` after nothing; ``first`` ``[T]`` is where each token's packed sequence begins."""
         if x.device.type == "cuda" and has_triton():
             from qed_probe.kernels.convolution import convolution
 
-            return convolution(x, self.weight[:, 0].float())
-        return self.forward(x, self.new_state(len(x)), None)[0]
+            return convolution(x, self.weight[:, 0].float(), first)
+        if first is None:
+            return self.forward(x, self.new_state(len(x)))[0]
+        width, token = self.weight.shape[-1], torch.arange(len(first), device=x.device)
+        padded, parts = F.pad(x.float(), (0, 0, width - 1, 0)), []
+        for j, tap in enumerate(self._taps()):
+            begun = token + j + 1 - width >= first
+            parts.append(padded[:, j : j + len(first)].where(begun[:, None], 0) * tap)
+        return F.silu(torch.stack(parts).sum(0)).to(x.dtype)
 
-
-def packed_slots(cu_seqlens: Tensor, length: int, width: int) -> Tensor:
-    """Where the ``length`` packed tokens go when each sequence is preceded by ``width − 1`` zeros: ``[length]`` int64."""
-    tokens = torch.arange(length, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
-    return tokens + (width - 1) * (sequence + 1)
+    def _taps(self) -> tuple[Tensor, ...]:
+        return self.weight[:, 0].float().unbind(-1)
 
 
 class HeadLinear(nn.Module):

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from qed_probe.errors import InputError
 from qed_probe.kernels import MIXERS, Choice, Edits, Mixer, Observation, Tokens, merged, run, run_edits
+from qed_probe.kernels.packing import bounds, first_tokens
 from qed_probe.models.config import ModelConfig
-from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise, packed_slots
+from qed_probe.models.layers import HeadLinear, RMSNorm, ShortConv, normalise
 
 Observer = Callable[[Observation, Tensor, Tensor | None, Tensor | None], None]
 """Called after a layer's pass with what was seen, the output ``[B, T, H, V]``, the initial state and cu_seqlens."""
@@ -167,13 +168,12 @@ class DeltaMixer(nn.Module):
     def _convolve(self, x: Tensor, memory: Memory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values after their convolutions, ``[B, T, channels]``."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if memory is None and cu_seqlens is None:
-            return self.q_conv1d.fresh(q), self.k_conv1d.fresh(k), self.v_conv1d.fresh(v)
-        carried = memory or self.new_memory(len(x))
-        slots = None if cu_seqlens is None else packed_slots(cu_seqlens, x.shape[1], self.config.conv)
-        q, carried.q = self.q_conv1d(q, carried.q, slots)
-        k, carried.k = self.k_conv1d(k, carried.k, slots)
-        v, carried.v = self.v_conv1d(v, carried.v, slots)
+        if memory is None:
+            first = None if cu_seqlens is None else first_tokens(bounds(len(x), x.shape[1], cu_seqlens), x.device)
+            return self.q_conv1d.fresh(q, first), self.k_conv1d.fresh(k, first), self.v_conv1d.fresh(v, first)
+        q, memory.q = self.q_conv1d(q, memory.q)
+        k, memory.k = self.k_conv1d(k, memory.k)
+        v, memory.v = self.v_conv1d(v, memory.v)
         return q, k, v
 
     def lam(self) -> Tensor:
