@@ -13,11 +13,12 @@ from numpy.typing import ArrayLike
 
 import qed_probe as qp
 from qed_probe.eigen.claims import parse_claims
+from qed_probe.eigen.counts import Counts, Subject, _keys
 from qed_probe.eigen.parts import labelled
 from qed_probe.eigen.run import tally_trace
 from qed_probe.eigen.sample import Sample, step_sizes
 from qed_probe.eigen.table import QUANTILES
-from qed_probe.eigen.tally import Counts, Subject, Tally, _keys
+from qed_probe.eigen.tally import Tally
 from qed_probe.errors import InputError, StoreError
 from qed_probe.kernels import MIXERS, edits, run
 from qed_probe.models.capture import Captured

@@ -7,8 +7,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from qed_probe.eigen.counts import BINS, COLUMNS, MARGINS, SIZES, WORST, Counts, edges
 from qed_probe.eigen.sample import STEPS, Sample
-from qed_probe.eigen.tally import BINS, COLUMNS, MARGINS, SIZES, WORST, Counts, Tally, edges
+from qed_probe.eigen.tally import Tally
 from qed_probe.errors import InputError
 from qed_probe.store.eigen import VARIABLES, make_eigen
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from qed_probe.eigen.counts import MARGINS, SIZES
 from qed_probe.eigen.table import Verdict
-from qed_probe.eigen.tally import MARGINS, SIZES
 
 Row = list[str]
 CAVEAT = "e speaks of the erase factor M_t alone, never of M_tD_t, which a step does to the memory."

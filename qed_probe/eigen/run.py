@@ -15,9 +15,10 @@ from torch import Tensor, distributed
 
 from qed_probe.analyses.blocks import blocks, complete_tokens
 from qed_probe.eigen.claims import Claim, parse_claims
+from qed_probe.eigen.counts import Subject
 from qed_probe.eigen.parts import labelled, merge_eigen
 from qed_probe.eigen.sample import Sample
-from qed_probe.eigen.tally import Subject, Tally
+from qed_probe.eigen.tally import Tally
 from qed_probe.errors import CheckpointError, InputError
 from qed_probe.kernels import MIXERS, Mixer, Tokens, erase
 from qed_probe.models import checkpoint as native

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from qed_probe.eigen.tally import edges, mean
+from qed_probe.eigen.counts import edges, mean
 from qed_probe.errors import InputError
 
 Array = NDArray[Any]

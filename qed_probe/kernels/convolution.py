@@ -23,8 +23,10 @@ def _tile(L, C, ROWS: tl.constexpr, BC: tl.constexpr):
 def _begins(first, token, length, PACKED: tl.constexpr):
     """Where the sequence of each token begins: at 0 but in a packed row."""
     if PACKED:
-        return tl.load(first + token, mask=token < length, other=0)
-    return tl.zeros_like(token)
+        begin = tl.load(first + token, mask=token < length, other=0)
+    else:
+        begin = tl.zeros_like(token)
+    return begin
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What ``tally.Counts`` keeps of many values by Triton programs, where PyTorch would go through them dozens of times."""
+"""What ``counts.Counts`` keeps of many values by Triton programs, where PyTorch would go through them dozens of times."""
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qed_probe.eigen.claims import parse_claims
-from qed_probe.eigen.tally import Counts, Subject
+from qed_probe.eigen.counts import Counts, Subject
 from qed_probe.kernels import MIXERS
 
 KEPT = ("counts", "numbers", "sums", "minimum", "maximum", "first_nonfinite")
