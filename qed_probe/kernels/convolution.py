@@ -22,11 +22,7 @@ def _tile(L, C, ROWS: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def _begins(first, token, length, PACKED: tl.constexpr):
     """Where the sequence of each token begins: at 0 but in a packed row."""
-    if PACKED:
-        begin = tl.load(first + token, mask=token < length, other=0)
-    else:
-        begin = tl.zeros_like(token)
-    return begin
+    return tl.load(first + token, mask=token < length, other=0) if PACKED else tl.zeros_like(token)
 
 
 @triton.jit
