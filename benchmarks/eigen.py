@@ -55,7 +55,7 @@ def forward(plan: Plan) -> None:
     with torch.inference_mode():
         for pack in plan.packs:
             ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])).to(plan.model.device)
-            ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - bounds[pack.start]).to(plan.model.device)
+            ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - bounds[pack.start])
             plan.model(ids[None], cu_seqlens=ends)
 
 

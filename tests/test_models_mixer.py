@@ -132,11 +132,13 @@ def test_the_first_token_of_each_packed_sequence() -> None:
 
 
 def test_a_packed_row_is_convolved_as_its_sequences_are() -> None:
+    torch.manual_seed(0)
     conv, x = ShortConv(3, 4), torch.randn(1, 9, 3)
     x[0, 2] = torch.inf  # which is nothing to others
     first = first_tokens((0, 1, 3, 3, 9), x.device)
     alone = [conv.fresh(x[:, a:b], None) for a, b in ((0, 1), (1, 3), (3, 9))]
-    assert torch.equal(conv.fresh(x, first).nan_to_num(), torch.cat(alone, 1).nan_to_num())
+    # SiLU's last bit may hang on where in a vector of the processor a number lies.
+    torch.testing.assert_close(conv.fresh(x, first), torch.cat(alone, 1), rtol=1e-6, atol=1e-6, equal_nan=True)
     assert conv.fresh(x, first)[:, 3:].isfinite().all()
 
 

@@ -22,8 +22,6 @@ MARGINS = (1e-3, 1e-2, 1e-1)
 """A size above each of these is counted."""
 SIZES = ("projection_effect", "norm_excess", "norm_excess_base")
 """|e − e_projected|, and ‖M‖₂ − 1 of the main edit with and without the added direction."""
-HELD = 4096
-"""Numbers that a Triton program counts."""
 WORST = 20
 """Tokens and heads of each claim that are kept by name."""
 COLUMNS = ("excess", "value", "unit", "token", "layer", "head", "edit")
@@ -115,14 +113,15 @@ class Counts:
     def count_by_triton(self, x: Tensor, tokens: Tensor) -> None:
         """As ``count``."""
         from qed_probe.eigen.programs import count
+        from qed_probe.kernels.norm import tile
 
         Q, L, T, H = x.shape
-        held = _held(H)
+        rows, wide = tile(H)
         kept = (self.numbers, self.sums, self.minimum, self.maximum, self.first_nonfinite, self.counts)
-        sizes = {"H": H, "BH": held[1], "BT": held[0], "BINS": BINS, "BINS_OF_ONE": 1 / WIDTH, "LAST": NOWHERE}
+        sizes = {"H": H, "BH": wide, "BT": rows, "BINS": BINS, "BINS_OF_ONE": 1 / WIDTH, "LAST": NOWHERE}
         limits = {"LIMIT": _LIMIT, "STEP": _STEP, "REST": _REST}
         with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
-            count[-(-T // held[0]), L, Q](x, tokens, self.theory, self.margins, *kept, T, Q, L, Q - len(SIZES), **sizes, **limits)
+            count[-(-T // rows), L, Q](x, tokens, self.theory, self.margins, *kept, T, Q, L, Q - len(SIZES), **sizes, **limits)
 
     def count(self, x: Tensor, tokens: Tensor) -> None:
         """What ``reduce`` does, in PyTorch."""
@@ -168,14 +167,15 @@ class Counts:
     def hold_by_triton(self, index: int, used: Tensor, alone: Tensor, tokens: Tensor) -> Tensor:
         """As ``hold``."""
         from qed_probe.eigen.programs import judge
+        from qed_probe.kernels.norm import tile
 
         L, T, H, M = used.shape
-        held, keys = _held(H * M), torch.empty(used.numel(), dtype=torch.int64, device=used.device)
+        (rows, wide), keys = tile(H * M), torch.empty(used.numel(), dtype=torch.int64, device=used.device)
         kept = (self.violations[index], self.rounding[index], self.prompt_violations[index])
         given = (used.contiguous(), alone.contiguous(), self.ends[index], self.prompts(tokens))
-        how = {"M": M, "W": H * M, "BW": held[1], "BT": held[0], "STRICT": self.subject.claims[index].strict, "LAST": _LAST}
+        how = {"M": M, "W": H * M, "BW": wide, "BT": rows, "STRICT": self.subject.claims[index].strict, "LAST": _LAST}
         with torch.cuda.device(used.get_device()):  # Triton launches on the current GPU
-            judge[-(-T // held[0]), L](*given, *kept, keys, T, L, H, **how)
+            judge[-(-T // rows), L](*given, *kept, keys, T, L, H, **how)
         return keys
 
     def _worst(self, keys: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:
@@ -219,12 +219,6 @@ def mean(
 
 def _by_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and has_triton()
-
-
-def _held(columns: int) -> tuple[int, int]:
-    """Tokens and columns that a Triton program holds."""
-    wide = 1 << (columns - 1).bit_length()
-    return max(HELD // wide, 1), wide
 
 
 def _keys(excess: Tensor) -> Tensor:

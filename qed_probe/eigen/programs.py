@@ -15,7 +15,7 @@ def count(
     H: tl.constexpr, BH: tl.constexpr, BT: tl.constexpr, BINS: tl.constexpr, BINS_OF_ONE: tl.constexpr, LAST: tl.constexpr,
     LIMIT: tl.constexpr, STEP: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Add ``x`` ``[Q, L, T, H]`` of packed ``tokens`` to a tally's numbers, as ``Counts.reduce`` does.
+    """Add ``x`` ``[Q, L, T, H]`` of packed ``tokens`` to a tally's numbers, as ``Counts.count`` does.
 
     Program (block of tokens, layer, quantity). An atomic smallest of floats takes -0 for less than any other: there is none.
     """

@@ -132,7 +132,7 @@ def _stream(plan: Plan, claims: tuple[Claim, ...], index: int, count: int, progr
         ids = torch.from_numpy(np.concatenate([prompt.tokens for prompt in plan.prompts[pack]])).to(
             model.device, non_blocking=True
         )
-        ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - begin).to(model.device, non_blocking=True)
+        ends = torch.from_numpy(bounds[pack.start : pack.stop + 1] - begin)
         with (
             enough_memory(f"prompts {pack.start + 1} to {pack.stop}, in one pass"),
             torch.inference_mode(),

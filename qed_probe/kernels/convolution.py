@@ -62,7 +62,10 @@ def convolve(
     x, taps, first, y, L, C,
     WIDTH: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """``y`` = SiLU(Σ_j taps_j x_{t+j+1−WIDTH}), both ``[B, L, C]``; ``taps`` ``[C, WIDTH]``."""
+    """``y`` = SiLU(Σ_j taps_j x_{t+j+1−WIDTH}), both ``[B, L, C]``; ``taps`` ``[C, WIDTH]``.
+
+    Where one row packs several sequences, ``first`` ``[L]`` is the first token of each token's.
+    """
     row, token, channel = _tile(L, C, ROWS, BC)
     total = _sum(x, taps, row, token, _begins(first, token, L, PACKED), L, channel, C, WIDTH)
     _store(y, row, token, L, channel, C, total * tl.sigmoid(total))

@@ -84,7 +84,7 @@ def run(
 def erase(mixer: Mixer, tokens: Tokens, ends: tuple[int, ...]) -> dict[str, Tensor]:
     """The records of the erase factors, as ``run`` makes them, from its first program alone."""
     x = _inputs(mixer, tokens, ends, record=True)
-    x |= {"LEAVE": False, "SOURCE": x["SOURCE"] if x["ADDED"] else 0}
+    x["LEAVE"] = False
     _prepare(x)
     found = _prepared(x, tokens.v.shape[:3])
     return {name: found[name] for name in ERASE if name in found}

@@ -41,7 +41,7 @@ def normalise_back(x, weight, d_y, d_x, d_weight, rows, C, eps, ROWS: tl.constex
 
 
 @triton.jit
-def shorten(x, y, T, H, C, of_token, of_head, of_channel, eps, ROWS: tl.constexpr, BC: tl.constexpr):
+def to_unit(x, y, T, H, C, of_token, of_head, of_channel, eps, ROWS: tl.constexpr, BC: tl.constexpr):
     """``y`` = x / √(Σ x² + eps) of ``[T, H, C]``: x has these strides, y is contiguous. Program (block of tokens, head)."""
     token, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, BC).to(tl.int64)
@@ -52,21 +52,22 @@ def shorten(x, y, T, H, C, of_token, of_head, of_channel, eps, ROWS: tl.constexp
     tl.store(y + (token * H + head)[:, None] * C + channel[None, :], given, mask=ok)
 
 
+def tile(columns: int) -> tuple[int, int]:
+    """How many rows, and columns, a program holds of so many columns."""
+    wide: int = triton.next_power_of_2(columns)
+    return max(ELEMENTS // wide, 1), wide
+
+
 def _programs(x: Tensor) -> int:
     """How many programs share the rows of ``x``."""
-    programs: int = triton.cdiv(x.numel() // x.shape[-1], _held(x)["ROWS"])
+    programs: int = triton.cdiv(x.numel() // x.shape[-1], tile(x.shape[-1])[0])
     return programs
-
-
-def _held(x: Tensor) -> dict[str, int]:
-    """The rows and channels that a program holds."""
-    wide = triton.next_power_of_2(x.shape[-1])
-    return {"ROWS": max(ELEMENTS // wide, 1), "BC": wide}
 
 
 def _launch(program: Any, x: Tensor, *others: Tensor, eps: float) -> None:
     C = x.shape[-1]
-    program[(_programs(x),)](x, *others, x.numel() // C, C, eps, **_held(x))
+    rows, wide = tile(C)
+    program[(_programs(x),)](x, *others, x.numel() // C, C, eps, ROWS=rows, BC=wide)
 
 
 class _Norm(torch.autograd.Function):
@@ -96,8 +97,9 @@ def norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
 
 def unit(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """X / √(Σ x² + eps) over the last axis of ``[..., T, H, C]``, contiguous in ``dtype``, computed in float32; no gradient."""
-    y, given, held = x.new_empty(x.shape, dtype=dtype), x.flatten(0, -3), _held(x)
+    y, given = x.new_empty(x.shape, dtype=dtype), x.flatten(0, -3)
     T, H, C = given.shape
+    rows, wide = tile(C)
     with torch.cuda.device(x.get_device()):  # Triton launches on the current GPU
-        shorten[triton.cdiv(T, held["ROWS"]), H](given, y, T, H, C, *given.stride(), eps, **held)
+        to_unit[triton.cdiv(T, rows), H](given, y, T, H, C, *given.stride(), eps, ROWS=rows, BC=wide)
     return y

@@ -24,10 +24,11 @@ class Captured:
 
     ``observation.records`` holds by name what the store's variables of that name hold, ``[B, T, H]`` (``read`` ``[B, T, H, V]``).
     ``output`` ``[B, T, H, V]`` is ``scale`` · Sᵀq in the model's dtype, before output norm and gate: what the model's own kernel
-    returned. ``initial_state`` ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]`` is None where
-    the rows are the sequences. Of a padded batch of another library's model the pads at either end of a row are left out, unless
-    the memory passes through them: the rows are packed into one, with ``cu_seqlens``, in which ``states_at`` counts too. The
-    observation's last states are those after each row's last token; the model's own cache passes through the pads after it too.
+    returned. ``initial_state`` ``[B, H, K, V]`` is None where the memory started empty; ``cu_seqlens`` ``[N + 1]``, on the CPU,
+    is None where the rows are the sequences. Of a padded batch of another library's model the pads at either end of a row are
+    left out, unless the memory passes through them: the rows are packed into one, with ``cu_seqlens``, in which ``states_at``
+    counts too. The observation's last states are those after each row's last token; the model's own cache passes through the
+    pads after it too.
     """
 
     layer: int
@@ -70,7 +71,8 @@ def capture(
         return observe
 
     def foreign(layer: Layer, call: Call, output: Tensor) -> None:
-        kind, state, bounds = layer.family.mixer, call.initial_state, call.cu_seqlens
+        kind, state = layer.family.mixer, call.initial_state
+        bounds = None if call.cu_seqlens is None else call.cu_seqlens.cpu()
         found = run(kind, call.tokens, record=True, initial_state=state, cu_seqlens=bounds, states_at=states_at)
         keep(Captured(layer.index, kind, found, output, call.scale, state, bounds))
 

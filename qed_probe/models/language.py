@@ -88,11 +88,12 @@ class LanguageModel(nn.Module):
         """Hidden states ``[B, T, hidden]`` after the final norm, for ``tokens`` ``[B, T]`` int64.
 
         ``cache`` continues from what it has seen and is updated in place. ``cu_seqlens`` ``[N + 1]`` are the boundaries of N
-        independent sequences packed in one row. Raises InputError if the tokens, cache or boundaries do not fit.
+        independent sequences packed in one row, best on the CPU, where every layer looks at them. Raises InputError if the
+        tokens, cache or boundaries do not fit.
         """
         if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.shape[1] == 0:
             raise InputError(f"tokens: expected [B, T] int64 with T of at least 1, found {list(tokens.shape)} {tokens.dtype}")
-        cu_seqlens = None if cu_seqlens is None else cu_seqlens.cpu()  # which every layer asks for: a GPU is waited for once
+        cu_seqlens = None if cu_seqlens is None else cu_seqlens.cpu()  # or every layer would wait for the GPU
         bounds(tokens.shape[0], tokens.shape[1], cu_seqlens)
         if cache is not None and cu_seqlens is not None:
             raise InputError("expected a cache or cu_seqlens, found both")

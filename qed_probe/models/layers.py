@@ -44,6 +44,7 @@ class ShortConv(nn.Module):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-(width**-0.5), width**-0.5))
+        self.width = width
 
     def new_state(self, batch: int) -> Tensor:
         """Nothing seen yet: ``[batch, width − 1, channels]`` zeros in float32."""
@@ -52,10 +53,8 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve ``x`` ``[B, T, channels]`` after the inputs ``state`` ``[B, width − 1, channels]``; also the next state."""
-        padded = torch.cat([state, x], 1)
-        length = x.shape[1]
-        y = torch.stack([padded[:, j : j + length] * tap for j, tap in enumerate(self._taps())]).sum(0)
-        return F.silu(y).to(x.dtype), padded[:, length:]
+        padded, length = torch.cat([state, x], 1), x.shape[1]
+        return self._sum([padded[:, j : j + length] for j in range(self.width)]).to(x.dtype), padded[:, length:]
 
     def fresh(self, x: Tensor, first: Tensor | None) -> Tensor:
         """Convolve ``x`` ``[B, T, channels]`` after nothing; ``first`` ``[T]`` is where each token's packed sequence begins."""
@@ -65,15 +64,15 @@ class ShortConv(nn.Module):
             return convolution(x, self.weight[:, 0].float(), first)
         if first is None:
             return self.forward(x, self.new_state(len(x)))[0]
-        width, token = self.weight.shape[-1], torch.arange(len(first), device=x.device)
-        padded, parts = F.pad(x.float(), (0, 0, width - 1, 0)), []
-        for j, tap in enumerate(self._taps()):
-            begun = token + j + 1 - width >= first
-            parts.append(padded[:, j : j + len(first)].where(begun[:, None], 0) * tap)
-        return F.silu(torch.stack(parts).sum(0)).to(x.dtype)
+        length, past = len(first), self.width - 1
+        padded, position = F.pad(x.float(), (0, 0, past, 0)), torch.arange(length, device=x.device) - first
+        parts = [padded[:, j : j + length].where((position >= past - j)[:, None], 0) for j in range(self.width)]
+        return self._sum(parts).to(x.dtype)
 
-    def _taps(self) -> tuple[Tensor, ...]:
-        return self.weight[:, 0].float().unbind(-1)
+    def _sum(self, parts: list[Tensor]) -> Tensor:
+        """SiLU of what each tap is multiplied with, ``[B, T, channels]``, the newest token last."""
+        taps = self.weight[:, 0].float().unbind(-1)
+        return F.silu(torch.stack([part * tap for part, tap in zip(parts, taps, strict=True)]).sum(0))
 
 
 class HeadLinear(nn.Module):

@@ -128,6 +128,8 @@ class DeltaMixer(nn.Module):
     def forward(self, x: Tensor, memory: Memory | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix ``x`` ``[B, T, hidden]`` through the memory, which is updated in place, to ``[B, T, hidden]``.
 
+        A packed row, which comes with ``cu_seqlens``, begins with empty memories: ``memory`` is None then.
+
         o = scale · Sᵀq; output = o_proj(RMSNorm(o) ⊙ gate(g_proj x)), the gate a sigmoid or SiLU.
         """
         initial_state = None if memory is None else memory.state

@@ -32,7 +32,7 @@ def forward(plan: Plan, pack: slice, prompts: Tensor, sink: Sink) -> tuple[Tenso
         return hidden
 
     if not layout.generated:
-        boundaries = torch.from_numpy(layout.cu_seqlens[pack.start : pack.stop + 1] - begin).to(prompts.device)
+        boundaries = torch.from_numpy(layout.cu_seqlens[pack.start : pack.stop + 1] - begin)
         return prompts, call(prompts, begin, cu_seqlens=boundaries)
     cache = model.new_cache(1)
     ids, hidden = [prompts], [call(prompts, begin, cache=cache)]

@@ -66,7 +66,7 @@ class ForeignModel(nn.Module):
             lengths = cu_seqlens.diff()
             # A mask without a pad is dropped by transformers, and what is seen of the rows would not be packed.
             longest = int(lengths.max()) + bool((lengths == lengths[0]).all())
-            keep = torch.arange(-longest, 0, device=tokens.device) >= -lengths[:, None]
+            keep = torch.arange(-longest, 0, device=tokens.device) >= -lengths[:, None].to(tokens.device)
             rows = tokens.new_zeros(keep.shape).masked_scatter(keep, tokens)
             hidden = self._hidden(rows, attention_mask=keep.long())
             return hidden[keep.to(hidden.device)][None]
