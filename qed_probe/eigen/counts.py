@@ -166,7 +166,7 @@ class Counts:
 
     def hold_by_triton(self, index: int, used: Tensor, alone: Tensor, tokens: Tensor) -> Tensor:
         """As ``hold``."""
-        from qed_probe.eigen.programs import judge
+        from qed_probe.eigen.programs import hold
         from qed_probe.kernels.norm import tile
 
         L, T, H, M = used.shape
@@ -175,7 +175,7 @@ class Counts:
         given = (used.contiguous(), alone.contiguous(), self.ends[index], self.prompts(tokens))
         how = {"M": M, "W": H * M, "BW": wide, "BT": rows, "STRICT": self.subject.claims[index].strict, "LAST": _LAST}
         with torch.cuda.device(used.get_device()):  # Triton launches on the current GPU
-            judge[-(-T // rows), L](*given, *kept, keys, T, L, H, **how)
+            hold[-(-T // rows), L](*given, *kept, keys, T, L, H, **how)
         return keys
 
     def _worst(self, keys: Tensor, values: Sequence[Tensor], tokens: Tensor) -> Tensor:

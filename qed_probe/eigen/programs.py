@@ -62,7 +62,7 @@ def _excess(x, low, high):
 
 
 @triton.jit
-def judge(
+def hold(
     used, alone, ends, prompts, violations, rounding, prompt_violations, keys, T, L, H,
     M: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, BT: tl.constexpr, STRICT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip

@@ -70,8 +70,8 @@ def bounds(rows: int, length: int, cu_seqlens: Tensor | None) -> tuple[int, ...]
 @lru_cache(maxsize=4)  # one number a token, asked for by one layer after another
 @torch.inference_mode(False)
 def first_tokens(ends: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first token of each token's sequence, ``[tokens]`` int32, of packed sequences with these boundaries."""
-    bounds = torch.tensor(ends, dtype=torch.int32)
+    """The first token of each token's sequence, ``[tokens]``, of packed sequences with these boundaries."""
+    bounds = torch.tensor(ends)
     return torch.repeat_interleave(bounds[:-1], bounds.diff()).to(device)
 
 
