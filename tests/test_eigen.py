@@ -120,6 +120,24 @@ def test_what_is_no_number_is_none_of_the_worst(sign: int) -> None:
     assert rows[3, :11].tolist() == [35, *range(30, 35), *range(36, 40), 0]
 
 
+@pytest.mark.parametrize("name", ["key_norm", "eigenvalue_unit", "operator_norm_base"])
+def test_no_verdict_rests_on_a_record_that_is_not_finite(name: str) -> None:
+    ds = made(prompts=60)
+    ds[name] = ds[name].copy(deep=True)
+    ds[name].values[1, 7, 2] = np.nan
+    with pytest.raises(InputError, match="values that are NaN or infinite, first at layer 1, token 7, head 2"):
+        judged(ds)
+
+
+def test_an_other_edit_whose_renormalised_record_is_not_finite_has_no_verdict_either() -> None:
+    ds = made(mixer="eda", edit=np.full((2, 444, 3, 2), 0.5))
+    unit = np.full((2, 444, 3, 2), 0.5, np.float32)
+    unit[0, 5, 1] = np.nan
+    ds["edit_eigenvalue_unit"] = (("layer", "token", "head", "edit"), unit)
+    with pytest.raises(InputError, match="first at layer 0, token 5, head 1"):
+        judged(ds)
+
+
 def test_one_violation_in_a_million_fails() -> None:
     e = np.full((2, 760 * 222, 3), 0.5, np.float32)
     e[1, 123_456, 2] = np.nextafter(np.float32(1), np.float32(2))

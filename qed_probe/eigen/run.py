@@ -101,7 +101,7 @@ def tally_trace(
     by_edit = _by_edit(ds)
     for tokens, records in blocks(ds.assign(by_edit), [*RECORDS, *by_edit]):
         found = {name: torch.from_numpy(x) for name, x in records.items()}
-        tally.add(layers, torch.from_numpy(tokens), _with_edits(found, subject))
+        tally.add(layers, torch.from_numpy(tokens), _with_edits(_spoiled(found), subject))
         if progress is not None:
             progress(int(tokens[-1]) + 1, int(bounds[-1]))
     if inputs is not None:
@@ -158,6 +158,13 @@ def _by_edit(ds: xr.Dataset) -> dict[str, xr.DataArray]:
     """The records of every edit, one by one, for blocks hold none with an axis more."""
     there = [name for name in ("edit_eigenvalue", "edit_eigenvalue_unit") if name in ds]
     return {f"{name} {m}": ds[name].isel(edit=m) for name in there for m in range(ds.sizes["edit"])}
+
+
+def _spoiled(records: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with e of the unit key as NaN, which is counted, where a record is not finite that is not counted by itself."""
+    uncounted = [x for name, x in records.items() if name == "key_norm" or name.startswith("edit_eigenvalue_unit")]
+    good = torch.stack([x.isfinite() for x in uncounted]).all(0)
+    return records | {"eigenvalue_unit": records["eigenvalue_unit"].where(good, torch.nan)}
 
 
 def _with_edits(records: dict[str, Tensor], subject: Subject) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class Verdict:
 
     ``violations`` are those with the keys as used, ``real`` those that renormalising does not remove, in ``violating`` of
     ``prompts`` whole prompts and ``heads`` heads; ``rounding`` is the largest of the others. Where none is real, with 95 %
-    confidence a new prompt has one with a chance of at most ``chance`` = 1 − 0.05^(1/prompts).
+    confidence a new prompt has one with a chance of at most ``chance`` = 1 − 0.05^(1/prompts), else NaN.
     """
 
     run: str
@@ -114,7 +114,7 @@ def _verdict(ds: xr.Dataset, rate: float) -> Verdict:
         prompts=prompts,
         violating=int(ds["prompts_violating"]),
         heads=int((real > 0).sum()),
-        chance=chance,
+        chance=np.nan if int(real.sum()) else chance,
     )
 
 
